@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an engine is: the owner of one model's weights and of the KV of many sessions."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from python_backends.llm.contract import SessionOpen, SessionStep
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Capacity", "Engine", "EngineError", "EngineOutput"]
+
+
+class EngineError(Exception):
+    """The engine can't do what it was asked: the sessions of that call fail, the model goes on."""
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """The engine's limits and what it can return. The fields that `LLMFacts` also has mean the same.
+
+    provides: of {"logits", "hidden_states", "sampling"}: "sampling" = its logits can be sampled from.
+    """
+
+    max_sessions: int
+    context_tokens: int
+    prefill_chunk: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    provides: frozenset[str]
+
+
+@dataclass(frozen=True)
+class EngineOutput:
+    """What a forward step gave the sessions with sample=True that succeeded: row r is sessions[r].
+
+    logits: FP32 [n, vocabulary], raw, the engine's own copy (valid after the next step). None = the engine
+        has none, and next_token_ids are given.
+    hidden_states: FP32 [n, hidden size], after the final norm, when they were asked for.
+    next_token_ids: the engine's own choice, only from an engine without logits.
+    errors: session -> why it failed in this step.
+    """
+
+    sessions: Sequence[int]
+    logits: torch.Tensor | None = None
+    hidden_states: torch.Tensor | None = None
+    next_token_ids: Sequence[int] | None = None
+    errors: dict[int, str] = field(default_factory=dict)
+
+
+class Engine(ABC):
+    """One model's weights and the KV of its sessions. Called by one thread, one call at a time."""
+
+    @abstractmethod
+    def capacity(self) -> Capacity:
+        """The engine's limits; they never change while it lives."""
+
+    @abstractmethod
+    def open(self, session: SessionOpen) -> None:
+        """Make room for a session. Raises EngineError when max_sessions are held, ValueError if known."""
+
+    @abstractmethod
+    def step(self, batch: Sequence[SessionStep]) -> EngineOutput:
+        """One forward step: for each session, drop the KV from `start` on, append the tokens, and for
+        those with `sample` return what the model says about the next one.
+
+        The batch may be any subset of the open sessions, with suffixes of any lengths; the KV of the
+        others stays. What concerns one session only (a `start` past its KV, a full context) goes into
+        EngineOutput.errors. Raises EngineError when the whole step failed; then the KV of the batch's
+        sessions is undefined and they must be freed.
+        """
+
+    @abstractmethod
+    def free(self, sessions: Sequence[int]) -> None:
+        """Forget these sessions and their KV. Unknown ones are ignored."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give the weights' memory back. The engine is not used afterwards."""

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `token_router` is told about its deployment. Every default stands here."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, field_validator
+
+from routers import RouterConfig
+
+__all__ = ["BatchingConfig", "LimitsConfig", "RuntimeConfig"]
+
+
+class _Config(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class BatchingConfig(_Config):
+    """Delayed batching and run-ahead.
+
+    threshold: B, the number of waiting requests at which a model's batch is released: one number for all
+        models, a list with one number for each, or a table from the number of live requests N to such a
+        list (the entry with the largest N that isn't above the present one applies; B = 1 below the first).
+        A B that could leave every model waiting (sum of B_i - 1 >= N) is lowered to one that can't.
+    """
+
+    threshold: PositiveInt | list[PositiveInt] | dict[PositiveInt, list[PositiveInt]] = 1
+    max_wait_ms: PositiveFloat = Field(50.0, description="a request waits no longer than this for a batch to fill")
+    run_ahead: PositiveInt = Field(1, description="tokens of a call while no request can come back to join it")
+    llm_prefill: Literal["eager", "lazy"] = Field(
+        "eager", description="eager: the peers prefill the prompt when a request is admitted; lazy: at the first handoff"
+    )
+
+    @field_validator("threshold")
+    @classmethod
+    def _table(cls, value: object) -> object:
+        if isinstance(value, dict) and not value:
+            raise ValueError("a table by N needs at least one entry")
+        return value
+
+
+class LimitsConfig(_Config):
+    """What is admitted."""
+
+    max_live: PositiveInt = Field(16, description="requests generating at once; at most what every engine holds")
+    max_queue: int = Field(64, ge=0, description="requests waiting for admission; one more is refused as UNAVAILABLE")
+    default_max_tokens: PositiveInt = Field(512, description="of a request that gives none, at most what its context has left")
+    step_timeout_s: PositiveFloat = Field(60.0, description="a step that takes longer means that its model hangs")
+
+
+class RuntimeConfig(_Config):
+    """The whole of it, as `tokenrouter prepare` renders it into token_router/config.pbtxt.
+
+    models: the Triton models to call, the entry first. tokenizer: a name of `tokenrouter models list`
+        or a folder that transformers can load; None = token ids only.
+    """
+
+    models: list[str] = Field(min_length=1)
+    tokenizer: str | None = None
+    router: RouterConfig = RouterConfig()
+    batching: BatchingConfig = BatchingConfig()
+    limits: LimitsConfig = LimitsConfig()

@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The interface between a routing algorithm and the runtime: `route`, `send`, `receive`.
+
+One request visits several models. On each model it has a *session*; on each model an algorithm has a
+*router*. A step of model i ends with `route`, for the whole batch, in the process that holds the model.
+A request that leaves passes through `send` of the router it leaves and `receive` of the router it comes
+to; both run in the `token_router` process (paper, section 3).
+
+Models are numbered from the point of view of the router: 0 is the model it sits beside, j >= 1 is its
+j-th peer. With two models each one's peer is 1. With more, the peers of model i are the other models in
+the order of the deployment file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+if TYPE_CHECKING:  # a router that only sends and receives, as in token_router, needs no torch
+    import torch
+
+__all__ = [
+    "Algorithm",
+    "BaseRouter",
+    "LogitsOutput",
+    "PeerReq",
+    "RoutedRequest",
+    "RouterParams",
+    "StepResult",
+    "model_to_peer",
+    "peer_request",
+    "peer_to_model",
+    "send_without_last",
+]
+
+
+class RouterParams(BaseModel):
+    """Base of an algorithm's parameters. Subclass it and declare fields with their bounds.
+
+    The deployment file gives the values under `router.params`; a request may override those that
+    `per_request` names, through its `router_params` input.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    per_request: ClassVar[frozenset[str]] = frozenset()
+
+
+P = TypeVar("P", bound=RouterParams)
+
+
+@dataclass(frozen=True)
+class LogitsOutput:
+    """What the model computed at the last position of each row.
+
+    next_token_logits: FP32 [n, vocabulary], raw: before temperature, penalties and any mask. None when
+        the engine has no logits (`paced`).
+    hidden_states: FP32 [n, hidden size], after the final norm. None unless the router declares
+        `needs_hidden_states`.
+    """
+
+    next_token_logits: torch.Tensor | None
+    hidden_states: torch.Tensor | None
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """One decoding step of one model, as `route` gets it. Row r belongs to request rids[r].
+
+    logits_output: see `LogitsOutput`.
+    next_token_ids: INT64 [n], the tokens just sampled, not yet committed.
+    positions: INT64 [n], the place of each sampled token in its sequence (prompt included, from 0).
+    rids: n request numbers, unique while the server lives.
+    params: n parameter sets: the deployment's, with what that request overrides.
+    uniforms: FP64 [n], one draw from [0, 1) per row. It depends only on the request's seed, the position
+        and the model, so a request's draws are the same whatever else is served.
+    fields: where `route` puts what `send` needs: fields[r]["name"] = a JSON value. It travels with the
+        step's response to `RoutedRequest.fields`.
+    """
+
+    logits_output: LogitsOutput
+    next_token_ids: torch.Tensor
+    positions: torch.Tensor
+    rids: Sequence[int]
+    params: Sequence[Any]
+    uniforms: torch.Tensor
+    fields: list[dict[str, Any]]
+
+    @property
+    def logits(self) -> torch.Tensor:
+        """FP32 [n, vocabulary], raw. Raises ValueError on an engine without logits."""
+        logits = self.logits_output.next_token_logits
+        if logits is None:
+            raise ValueError("this engine returns no logits")
+        return logits
+
+    @property
+    def hidden_states(self) -> torch.Tensor | None:
+        """FP32 [n, hidden size] or None; the paper's name for `logits_output.hidden_states`."""
+        return self.logits_output.hidden_states
+
+    def param(self, name: str) -> torch.Tensor:
+        """The parameter `name` of every row, as FP32 [n]."""
+        return self.uniforms.new_tensor([getattr(p, name) for p in self.params]).float()
+
+
+class RoutedRequest(Protocol):
+    """A request as one model's router sees it in `send` and `receive`. Read only.
+
+    rid: the request's number.
+    origin_input_ids: the prompt's token ids.
+    output_ids: the tokens after the prompt that this model knows, the one just sampled included.
+    peer_locs: by peer index: how many tokens of the sequence (prompt included) that peer is known to
+        have; 0 when it was never sent any. Index 0 is unused.
+    destination: the peer that `route` sends the request to.
+    fields: what `route` left in `StepResult.fields` for this request's last token.
+    """
+
+    @property
+    def rid(self) -> int: ...
+    @property
+    def origin_input_ids(self) -> list[int]: ...
+    @property
+    def output_ids(self) -> list[int]: ...
+    @property
+    def peer_locs(self) -> list[int]: ...
+    @property
+    def destination(self) -> int: ...
+    @property
+    def fields(self) -> Mapping[str, Any]: ...
+
+    def finished(self) -> bool:
+        """Whether the last token of `output_ids` ends the request (end of sequence, or its limit)."""
+        ...
+
+
+@dataclass(frozen=True)
+class PeerReq:
+    """What travels from one model's router to another's (paper, section 3).
+
+    rid: the request's number.
+    token_ids: the tokens that the peer hasn't seen: the sequence's positions loc - len(token_ids) to loc.
+    loc: the sender's position: the length of the sequence (prompt included) once token_ids are in it.
+        What the sender sampled beyond it is dropped, and the peer makes that position anew.
+    finished: whether the sequence is complete. The runtime decides this from the tokens that were kept
+        and overwrites what `send` put here: only it knows the request's limits and stop strings.
+    fields: the algorithm's own, a JSON object; `receive` of the peer sees it.
+    """
+
+    rid: int
+    token_ids: Sequence[int]
+    loc: int
+    finished: bool = False
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+class BaseRouter(Generic[P]):
+    """One algorithm beside one model. Subclass it and fill in `route`; override `send` and `receive`.
+
+    params: the deployment's parameters. What a request overrides is in `StepResult.params`.
+    models: the names of all models, in the deployment's order.
+    index: which of them this router sits beside.
+    """
+
+    needs_logits: ClassVar[bool] = True
+    needs_hidden_states: ClassVar[bool] = False
+    needs_sampling: ClassVar[bool] = False  # true: greedy requests are refused
+
+    def __init__(self, params: P, models: Sequence[str], index: int) -> None:
+        self.params = params
+        self.models = tuple(models)
+        self.index = index
+
+    def route(self, result: StepResult) -> torch.Tensor:
+        """Where each request of the batch goes: INT64 [n], 0 = stay here, j = to peer j.
+
+        Called once per step in the model's process, before the sampled tokens are committed. It must not
+        change `result` other than its `fields`. If it raises, it is called again row by row, and only
+        the rows for which it raises again fail.
+        """
+        raise NotImplementedError
+
+    def send(self, req: RoutedRequest) -> PeerReq:
+        """What goes to peer `req.destination`: by default every token it hasn't seen, the newest too.
+
+        Called in `token_router`, once for each request that `route` sends away.
+        """
+        return peer_request(req, req.origin_input_ids + req.output_ids)
+
+    def receive(self, peer_req: PeerReq) -> Sequence[int]:
+        """The tokens of `peer_req.token_ids` to commit, from its first on: by default all.
+
+        Called in `token_router` when the request arrives here. Tokens that this model already has are
+        skipped by the runtime, so an overlap is harmless.
+        """
+        return peer_req.token_ids
+
+
+def peer_request(req: RoutedRequest, token_ids: Sequence[int]) -> PeerReq:
+    """The PeerReq that brings the destination of `req` up to the whole sequence `token_ids`."""
+    return PeerReq(rid=req.rid, token_ids=token_ids[req.peer_locs[req.destination] :], loc=len(token_ids))
+
+
+def send_without_last(req: RoutedRequest) -> PeerReq:
+    """A `send` that drops the token just sampled, so that the peer makes that position itself."""
+    return peer_request(req, req.origin_input_ids + req.output_ids[:-1])
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A routing algorithm: what the registry holds and what a dotted path must lead to.
+
+    name: as in the deployment file's `router.name`.
+    params: the class of its parameters.
+    entry: the router beside model 0, where every request starts.
+    peer: the router beside each of the other models.
+    min_models, max_models: how many models it can route between; max_models None = any number.
+    """
+
+    name: str
+    params: type[RouterParams]
+    entry: type[BaseRouter[Any]]
+    peer: type[BaseRouter[Any]]
+    min_models: int = 2
+    max_models: int | None = 2
+
+    def router(self, index: int, params: RouterParams, models: Sequence[str]) -> BaseRouter[Any]:
+        """The router beside model number `index` of the deployment's `models` (in its order).
+
+        Raises ValueError when the algorithm can't route between that many models.
+        """
+        self.check_models(models)
+        cls = self.entry if index == 0 else self.peer
+        return cls(params, models, index)
+
+    def check_models(self, models: Sequence[str]) -> None:
+        """Raises ValueError when the algorithm can't route between these models."""
+        allowed = f"{self.min_models} or more" if self.max_models is None else (
+            str(self.min_models) if self.min_models == self.max_models
+            else f"{self.min_models} to {self.max_models}"
+        )
+        if len(models) < self.min_models or (self.max_models is not None and len(models) > self.max_models):
+            raise ValueError(
+                f"router '{self.name}' routes between {allowed} models; the deployment has {len(models)}"
+                f" ({', '.join(models)})"
+            )
+
+
+def peer_to_model(index: int, peer: int) -> int:
+    """The deployment's number of the model that is peer number `peer` of model number `index`."""
+    if peer == 0:
+        return index
+    return peer - 1 if peer <= index else peer
+
+
+def model_to_peer(index: int, model: int) -> int:
+    """The inverse of `peer_to_model`: how model number `index` numbers model number `model`."""
+    if model == index:
+        return 0
+    return model + 1 if model < index else model

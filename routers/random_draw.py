@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random routing: with probability p the next token is the large model's.
+
+The control that a trained router has to beat at the same share of LLM tokens, and a synthetic load with
+R2R's transition matrix, P = [[1 - p, p], [1, 0]] (paper, appendix D).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field
+
+from routers.base import Algorithm, BaseRouter, PeerReq, RoutedRequest, RouterParams, StepResult, send_without_last
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["RANDOM", "RandomParams"]
+
+
+class RandomParams(RouterParams):
+    """p: the probability that a token is delegated; drawn for every token from the request's own stream."""
+
+    per_request: ClassVar[frozenset[str]] = frozenset({"p"})
+
+    p: float = Field(0.1, ge=0.0, le=1.0, allow_inf_nan=False, description="probability, 0 to 1")
+
+
+class RandomSLM(BaseRouter[RandomParams]):
+    """Delegates with probability p and drops its own token."""
+
+    needs_logits = False
+
+    def route(self, result: StepResult) -> torch.Tensor:
+        return (result.uniforms < result.param("p").double()).long()
+
+    def send(self, req: RoutedRequest) -> PeerReq:
+        return send_without_last(req)
+
+
+class RandomLLM(BaseRouter[RandomParams]):
+    """Makes one token and hands back."""
+
+    needs_logits = False
+
+    def route(self, result: StepResult) -> torch.Tensor:
+        return result.next_token_ids.new_ones(len(result.rids))
+
+
+RANDOM = Algorithm(name="random", params=RandomParams, entry=RandomSLM, peer=RandomLLM)

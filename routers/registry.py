@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finding an algorithm by its name or by a dotted path, and checking its parameters."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from routers.base import Algorithm, BaseRouter, RouterParams
+from routers.markov import MARKOV
+from routers.random_draw import RANDOM
+from routers.rstitch import RSTITCH
+from routers.single import SINGLE
+
+__all__ = ["ALGORITHMS", "RouterConfig", "load_algorithm"]
+
+ALGORITHMS: Mapping[str, Algorithm] = {a.name: a for a in (RSTITCH, SINGLE, RANDOM, MARKOV)}
+
+
+def load_algorithm(name: str) -> Algorithm:
+    """The algorithm of that name, or at that dotted path: "package.module:ALGORITHM".
+
+    Raises ValueError that names what was looked for and what there is.
+    """
+    if ":" not in name:
+        if name in ALGORITHMS:
+            return ALGORITHMS[name]
+        raise ValueError(
+            f"no router '{name}'; there are {', '.join(sorted(ALGORITHMS))},"
+            " and your own by a dotted path, 'package.module:ALGORITHM'"
+        )
+    module_name, _, attribute = name.partition(":")
+    try:
+        algorithm = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"router '{name}' can't be loaded: {error}") from error
+    if not isinstance(algorithm, Algorithm):
+        raise ValueError(f"router '{name}' is a {type(algorithm).__name__}; it must be a routers.Algorithm")
+    return algorithm
+
+
+def describe(error: ValidationError) -> str:
+    """A pydantic error as "field: message, got value", joined by "; "."""
+    return "; ".join(
+        f"{'.'.join(map(str, e['loc'])) or 'value'}: {e['msg']}, got {e['input']!r}" for e in error.errors()
+    )
+
+
+class RouterConfig(BaseModel):
+    """The `router` section of a deployment."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field("rstitch", description="a built-in algorithm, or 'package.module:ALGORITHM'")
+    params: dict[str, Any] = Field(default_factory=dict, description="the algorithm's parameters")
+
+    def algorithm(self) -> Algorithm:
+        """Raises ValueError when there is no such algorithm."""
+        return load_algorithm(self.name)
+
+    def parsed_params(self) -> RouterParams:
+        """The parameters, checked. Raises ValueError naming the parameter and what is allowed."""
+        return parse_params(self.algorithm(), self.params)
+
+    def router(self, index: int, models: Sequence[str]) -> BaseRouter[Any]:
+        """The router beside model number `index` of `models`. Raises ValueError as the two above do."""
+        return self.algorithm().router(index, self.parsed_params(), models)
+
+    def override(self, overrides: Mapping[str, Any]) -> RouterParams:
+        """The parameters of a request that overrides some.
+
+        Raises ValueError for a parameter that is unknown, not open to requests, or out of its bounds.
+        """
+        algorithm = self.algorithm()
+        allowed = algorithm.params.per_request
+        for key in overrides:
+            if key not in allowed:
+                names = ", ".join(sorted(allowed)) or "none"
+                raise ValueError(
+                    f"router_params: '{key}' can't be set by a request to router '{algorithm.name}';"
+                    f" allowed: {names}"
+                )
+        return parse_params(algorithm, {**self.params, **overrides})
+
+
+def parse_params(algorithm: Algorithm, values: Mapping[str, Any]) -> RouterParams:
+    """The algorithm's parameters from plain values. Raises ValueError naming the parameter."""
+    try:
+        return algorithm.params.model_validate(dict(values))
+    except ValidationError as error:
+        raise ValueError(f"router '{algorithm.name}': {describe(error)}") from error

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One model only: the baseline that every routed run is compared with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field
+
+from routers.base import Algorithm, BaseRouter, PeerReq, RoutedRequest, RouterParams, StepResult, send_without_last
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["SINGLE", "SingleParams"]
+
+
+class SingleParams(RouterParams):
+    """model: the number of the model that writes the whole answer, in the deployment's order."""
+
+    per_request: ClassVar[frozenset[str]] = frozenset({"model"})
+
+    model: int = Field(0, ge=0, description="which model writes, from 0")
+
+
+class SingleEntry(BaseRouter[SingleParams]):
+    """Where every request starts. When another model is to write, the first token is dropped and the
+    request leaves for good: that model makes it anew."""
+
+    needs_logits = False
+
+    def route(self, result: StepResult) -> torch.Tensor:
+        # seen from model 0, every model's peer number is its own number
+        return result.param("model").long()
+
+    def send(self, req: RoutedRequest) -> PeerReq:
+        return send_without_last(req)
+
+
+class SinglePeer(BaseRouter[SingleParams]):
+    """Beside every other model: what comes stays."""
+
+    needs_logits = False
+
+    def route(self, result: StepResult) -> torch.Tensor:
+        return result.next_token_ids.new_zeros(len(result.rids))
+
+
+SINGLE = Algorithm(name="single", params=SingleParams, entry=SingleEntry, peer=SinglePeer, min_models=1, max_models=None)
