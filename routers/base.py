@@ -238,9 +238,14 @@ class Algorithm:
 
     def check_models(self, models: Sequence[str]) -> None:
         """Raises ValueError when the algorithm can't route between these models."""
-        allowed = f"{self.min_models} or more" if self.max_models is None else (
-            str(self.min_models) if self.min_models == self.max_models
-            else f"{self.min_models} to {self.max_models}"
+        allowed = (
+            f"{self.min_models} or more"
+            if self.max_models is None
+            else (
+                str(self.min_models)
+                if self.min_models == self.max_models
+                else f"{self.min_models} to {self.max_models}"
+            )
         )
         if len(models) < self.min_models or (self.max_models is not None and len(models) > self.max_models):
             raise ValueError(

@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, model_validator
 
-from routers.base import Algorithm, BaseRouter, PeerReq, RoutedRequest, RouterParams, StepResult, peer_request, peer_to_model
+from routers.base import (
+    Algorithm,
+    BaseRouter,
+    PeerReq,
+    RoutedRequest,
+    RouterParams,
+    StepResult,
+    peer_request,
+    peer_to_model,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -80,8 +80,7 @@ class RouterConfig(BaseModel):
             if key not in allowed:
                 names = ", ".join(sorted(allowed)) or "none"
                 raise ValueError(
-                    f"router_params: '{key}' can't be set by a request to router '{algorithm.name}';"
-                    f" allowed: {names}"
+                    f"router_params: '{key}' can't be set by a request to router '{algorithm.name}'; allowed: {names}"
                 )
         return parse_params(algorithm, {**self.params, **overrides})
 

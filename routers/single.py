@@ -46,4 +46,6 @@ class SinglePeer(BaseRouter[SingleParams]):
         return result.next_token_ids.new_zeros(len(result.rids))
 
 
-SINGLE = Algorithm(name="single", params=SingleParams, entry=SingleEntry, peer=SinglePeer, min_models=1, max_models=None)
+SINGLE = Algorithm(
+    name="single", params=SingleParams, entry=SingleEntry, peer=SinglePeer, min_models=1, max_models=None
+)

@@ -105,9 +105,7 @@ def decode_request(tensors: Tensors) -> StepRequest:
         at += count
     if at != len(tokens):
         raise ValueError(f"token_ids: has {len(tokens)} tokens, `sessions` counts {at}")
-    opens = [
-        SessionOpen(**{**o, "sampling": SamplingParams(**o["sampling"])}) for o in control.get("opens", ())
-    ]
+    opens = [SessionOpen(**{**o, "sampling": SamplingParams(**o["sampling"])}) for o in control.get("opens", ())]
     return StepRequest(steps, opens, free=call[1:], max_steps=call[0], hello=control.get("hello", False))
 
 

@@ -29,7 +29,8 @@ class BatchingConfig(_Config):
     max_wait_ms: PositiveFloat = Field(50.0, description="a request waits no longer than this for a batch to fill")
     run_ahead: PositiveInt = Field(1, description="tokens of a call while no request can come back to join it")
     llm_prefill: Literal["eager", "lazy"] = Field(
-        "eager", description="eager: the peers prefill the prompt when a request is admitted; lazy: at the first handoff"
+        "eager",
+        description="eager: the peers prefill the prompt when a request is admitted; lazy: at the first handoff",
     )
 
     @field_validator("threshold")
@@ -45,7 +46,9 @@ class LimitsConfig(_Config):
 
     max_live: PositiveInt = Field(16, description="requests generating at once; at most what every engine holds")
     max_queue: int = Field(64, ge=0, description="requests waiting for admission; one more is refused as UNAVAILABLE")
-    default_max_tokens: PositiveInt = Field(512, description="of a request that gives none, at most what its context has left")
+    default_max_tokens: PositiveInt = Field(
+        512, description="of a request that gives none, at most what its context has left"
+    )
     step_timeout_s: PositiveFloat = Field(60.0, description="a step that takes longer means that its model hangs")
 
 

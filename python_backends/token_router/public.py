@@ -23,7 +23,9 @@ class Tensor(NamedTuple):
 
 INPUTS: dict[str, Tensor] = {
     "text_input": Tensor("TYPE_STRING", (1,), "the prompt as text, UTF-8; one of text_input, messages, input_ids"),
-    "messages": Tensor("TYPE_STRING", (1,), "the conversation as JSON, [{role, content}, ...]; the chat template is applied"),
+    "messages": Tensor(
+        "TYPE_STRING", (1,), "the conversation as JSON, [{role, content}, ...]; the chat template is applied"
+    ),
     "input_ids": Tensor("TYPE_INT32", (-1,), "the prompt as token ids"),
     "max_tokens": Tensor("TYPE_INT32", (1,), "most tokens of the answer"),
     "stream": Tensor("TYPE_BOOL", (1,), "true: a response for each token or few; false (default): one response"),
@@ -66,13 +68,18 @@ REFUSED_INPUTS: dict[str, Tensor] = {
 OUTPUTS: dict[str, Tensor] = {
     "text_output": Tensor("TYPE_STRING", (1,), "the new text; with stream=false the whole"),
     "output_ids": Tensor("TYPE_INT32", (-1,), "the new token ids"),
-    "output_models": Tensor("TYPE_STRING", (-1,), "for each of them the model that made it; while streaming, one model a response"),
-    "output_log_probs": Tensor("TYPE_FP32", (-1,), "for each of them, when asked for: its log-probability under that model"),
+    "output_models": Tensor(
+        "TYPE_STRING", (-1,), "for each of them the model that made it; while streaming, one model a response"
+    ),
+    "output_log_probs": Tensor(
+        "TYPE_FP32", (-1,), "for each of them, when asked for: its log-probability under that model"
+    ),
     "num_input_tokens": Tensor("TYPE_INT32", (1,), "the prompt's tokens"),
     "num_output_tokens": Tensor("TYPE_INT32", (1,), "the new tokens in this response"),
     "finish_reason": Tensor("TYPE_STRING", (1,), "in the last response: stop or length; before it empty"),
     "usage": Tensor(
-        "TYPE_STRING", (1,),
+        "TYPE_STRING",
+        (1,),
         "in the last response, JSON: prompt_tokens, completion_tokens, completion_tokens_by_model, handoffs; before it empty",
     ),
 }

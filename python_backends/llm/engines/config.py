@@ -19,7 +19,9 @@ class LlamaCppConfig(_Config):
 
     type: Literal["llama_cpp"]
     weights: str = Field(description="a name of `tokenrouter models list`, or the path of a .gguf file")
-    threads: PositiveInt = Field(1, description="CPU threads of a step; with 1 each, two LLMs don't slow each other on 2 cores")
+    threads: PositiveInt = Field(
+        1, description="CPU threads of a step; with 1 each, two LLMs don't slow each other on 2 cores"
+    )
     gpu_layers: int = Field(0, ge=-1, description="layers on the GPU of a GPU build; -1 = all")
     context_tokens: PositiveInt = Field(4096, description="of one session, prompt and output together")
     max_sessions: int = Field(16, ge=1, le=256, description="sessions held at once (llama.cpp: up to 256)")
@@ -36,7 +38,9 @@ class PacedConfig(_Config):
 
     type: Literal["paced"]
     step_ms: NonNegativeFloat = Field(5.0, description="time of one step")
-    prefill_token_ms: NonNegativeFloat = Field(0.0, description="added for each token of a session beyond its first in a step")
+    prefill_token_ms: NonNegativeFloat = Field(
+        0.0, description="added for each token of a session beyond its first in a step"
+    )
     vocab_size: int = Field(1000, ge=2)
     eos_every: int = Field(0, ge=0, description="on average every how many tokens the end of sequence comes; 0 = never")
     context_tokens: PositiveInt = 4096
