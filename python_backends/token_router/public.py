@@ -80,6 +80,6 @@ OUTPUTS: dict[str, Tensor] = {
     "usage": Tensor(
         "TYPE_STRING",
         (1,),
-        "in the last response, JSON: prompt_tokens, completion_tokens, completion_tokens_by_model, handoffs; before it empty",
+        "in the last response, JSON: prompt_tokens, completion_tokens, completion_tokens_by_model, handoffs",
     ),
 }

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""llama.cpp as an engine: a session is one of its sequences, and keeps its KV until it is freed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from python_backends.llm.catalog import locate_weights
+from python_backends.llm.contract import SessionOpen, SessionStep
+from python_backends.llm.engines.base import Capacity, Engine, EngineError, EngineOutput
+from python_backends.llm.engines.config import LlamaCppConfig
+from python_backends.llm.engines.llama_calls import Call, Piece, deterministic_calls, mixed_calls
+from python_backends.llm.engines.llama_context import LlamaContext
+from python_backends.llm.engines.step_check import check_step
+
+__all__ = ["LlamaCppEngine"]
+
+
+@dataclass
+class _Sequence:
+    """A session's place in the KV. decode_from: the position of the prompt's last token, from which on
+    tokens are decoded together with other sessions'."""
+
+    slot: int
+    decode_from: int
+    held_tokens: int = 0
+
+
+class LlamaCppEngine(Engine):
+    """See the module; `LlamaCppConfig.deterministic` for the cut of a step into calls (`llama_calls`).
+
+    hidden_states: whether steps return them. The tokens whose hidden states are wanted then take a call of
+    their own, which costs a little where suffixes are longer than one token, and nothing elsewhere.
+    Raises WeightsError when the weights aren't there, EngineError when they can't be loaded.
+    """
+
+    name = "llama_cpp"
+
+    def __init__(self, config: LlamaCppConfig, hidden_states: bool = False) -> None:
+        self._config = config
+        self._hidden_states = hidden_states
+        self._context = LlamaContext(locate_weights(config.weights), config)
+        self._sequences: dict[int, _Sequence] = {}
+        self._free_slots = list(range(config.max_sessions))
+        self._capacity = Capacity(
+            max_sessions=config.max_sessions,
+            context_tokens=config.context_tokens,
+            prefill_chunk=config.prefill_chunk,
+            vocab_size=self._context.vocab_size,
+            eos_token_ids=self._context.eos_token_ids,
+            provides=frozenset({"logits", "sampling"} | ({"hidden_states"} if hidden_states else set())),
+        )
+
+    def capacity(self) -> Capacity:
+        return self._capacity
+
+    def open(self, session: SessionOpen) -> None:
+        if session.session in self._sequences:
+            raise ValueError(f"session {session.session} is open already")
+        if not self._free_slots:
+            raise EngineError(f"max_sessions = {self._capacity.max_sessions} sessions are held already")
+        self._sequences[session.session] = _Sequence(self._free_slots.pop(), session.prompt_tokens - 1)
+
+    def step(self, batch: Sequence[SessionStep]) -> EngineOutput:
+        errors: dict[int, str] = {}
+        suffixes = []
+        for step in batch:
+            try:
+                suffixes.append(self._admit(step))
+            except ValueError as error:
+                errors[step.session] = str(error)
+        sessions = {self._sequences[s.session].slot: s.session for s in batch if s.session not in errors}
+        return self._compute(self._plan(suffixes), sessions, errors)
+
+    def _admit(self, step: SessionStep) -> tuple[Piece, int]:
+        """The session's new tokens, its rejected ones dropped, and where its decode region begins."""
+        sequence = self._sequences.get(step.session)
+        if sequence is None:
+            raise ValueError(f"session {step.session} is not open")
+        check_step(step, sequence.held_tokens, self._capacity)
+        if step.start < sequence.held_tokens:
+            self._context.truncate(sequence.slot, step.start)
+        sequence.held_tokens = step.start + len(step.token_ids)
+        return Piece(sequence.slot, step.start, step.token_ids, step.sample), sequence.decode_from
+
+    def _plan(self, suffixes: Sequence[tuple[Piece, int]]) -> list[Call]:
+        if self._config.deterministic:
+            return deterministic_calls(suffixes, self._config.prefill_chunk, self._hidden_states)
+        return mixed_calls([piece for piece, _ in suffixes], self._hidden_states)
+
+    def _compute(self, calls: Sequence[Call], sessions: dict[int, int], errors: dict[int, str]) -> EngineOutput:
+        """Make the calls and gather their outputs. sessions: by slot. errors: those found already."""
+        wanted = sum(piece.output for call in calls for piece in call.pieces)
+        logits = torch.empty(wanted, self._context.vocab_size)
+        hidden = torch.empty(wanted, self._context.hidden_size) if self._hidden_states else None
+        done: list[int] = []
+        for call in calls:
+            pieces = [p for p in call.pieces if sessions[p.slot] not in errors]
+            if not pieces:
+                continue
+            try:
+                rows = self._context.decode(call._replace(pieces=pieces))
+            except EngineError as error:
+                errors.update({sessions[p.slot]: str(error) for p in pieces})
+                continue
+            for row, session in zip(rows, (sessions[p.slot] for p in pieces if p.output), strict=True):
+                self._context.read_logits(row, logits[len(done)])
+                if hidden is not None:
+                    self._context.read_hidden_state(row, hidden[len(done)])
+                done.append(session)
+        return EngineOutput(
+            done, logits[: len(done)], None if hidden is None else hidden[: len(done)], errors=errors
+        )
+
+    def free(self, sessions: Sequence[int]) -> None:
+        for session in sessions:
+            sequence = self._sequences.pop(session, None)
+            if sequence is not None:
+                self._context.truncate(sequence.slot, 0)
+                self._free_slots.append(sequence.slot)
+
+    def close(self) -> None:
+        self._context.close()

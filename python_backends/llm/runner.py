@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One LLM behind the step contract: its sessions, and a call = forward, sample, route, perhaps again."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from python_backends.llm.contract import (
+    LLMFacts,
+    SessionOpen,
+    SessionResult,
+    SessionStep,
+    StepRequest,
+    StepResponse,
+    StepStats,
+)
+from python_backends.llm.engines.base import Capacity, Engine, EngineError, EngineOutput
+from python_backends.llm.sampling import Sampled, SamplingRow, is_greedy, routing_stream, sample, uniform
+from routers import BaseRouter, LogitsOutput, RouterConfig, RouterParams, StepResult
+
+__all__ = ["LLMRunner", "check_compatible"]
+
+
+def check_compatible(router: BaseRouter[Any], capacity: Capacity) -> None:
+    """Raises ValueError when the router needs what an engine of this capacity can't return."""
+    needs = {
+        "logits": router.needs_logits,
+        "hidden_states": router.needs_hidden_states,
+        "sampling": router.needs_sampling,
+    }
+    missing = [what for what, needed in needs.items() if needed and what not in capacity.provides]
+    if missing:
+        raise ValueError(
+            f"router {type(router).__name__} needs {' and '.join(missing)}, which this engine doesn't return (it returns"
+            f" {', '.join(sorted(capacity.provides)) or 'token ids only'}); use the engine llama_cpp,"
+            " or a router that needs no more than that, such as random, single or markov"
+        )
+
+
+@dataclass(slots=True)
+class _Session:
+    """tokens: what the engine's KV holds, by position. router_params: the deployment's and the request's."""
+
+    opened: SessionOpen
+    router_params: RouterParams
+    tokens: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Progress:
+    """What one session has got in the call under way."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    destination: int = 0
+    fields: dict[str, Any] = field(default_factory=dict)
+    error: str | None = None
+
+    def result(self) -> SessionResult:
+        if self.error is not None:
+            return SessionResult(error=self.error)
+        return SessionResult(self.token_ids, self.logprobs, self.destination, self.fields)
+
+
+class LLMRunner:
+    """Executes `StepRequest`s on one engine. One thread, one call at a time.
+
+    name, index: the model's, index in the deployment's order. router: the one beside this model.
+    router_config: where the parameters that a request overrides are checked.
+    Raises ValueError when the router needs what the engine can't return.
+    """
+
+    def __init__(
+        self, name: str, index: int, engine: Engine, router: BaseRouter[Any], router_config: RouterConfig
+    ) -> None:
+        self._capacity = engine.capacity()
+        check_compatible(router, self._capacity)
+        self._engine = engine
+        self._router = router
+        self._router_config = router_config
+        self._model_count = len(router.models)
+        self._routing_stream = routing_stream(index)
+        self._eos = frozenset(self._capacity.eos_token_ids)
+        self._sessions: dict[int, _Session] = {}
+        self._facts = LLMFacts(
+            name=name,
+            engine=engine.name,
+            pid=os.getpid(),
+            max_sessions=self._capacity.max_sessions,
+            context_tokens=self._capacity.context_tokens,
+            prefill_chunk=self._capacity.prefill_chunk,
+            vocab_size=self._capacity.vocab_size,
+            eos_token_ids=self._capacity.eos_token_ids,
+            samples="sampling" in self._capacity.provides,
+        )
+
+    def execute(self, request: StepRequest) -> StepResponse:
+        """One call. What concerns one session becomes its result's error; the others go on.
+
+        Raises ValueError when the request contradicts itself.
+        """
+        began_s = time.perf_counter()
+        progress = {step.session: _Progress() for step in request.steps}
+        if len(progress) != len(request.steps):
+            raise ValueError("sessions: a session is there twice; each may be in a step at most once")
+        self._free(list(self._sessions) if request.hello else request.free)
+        for opened in request.opens:
+            self._open(opened, progress)
+        call = _CallClock()
+        batch = [step for step in request.steps if self._known(step, progress)]
+        while batch:
+            self._append(batch)
+            output = self._forward(batch, progress, call)
+            if not self._finish_step(batch, output, progress) or call.steps >= request.max_steps:
+                break
+            batch = [
+                SessionStep(s.session, len(self._sessions[s.session].tokens), progress[s.session].token_ids[-1:])
+                for s in batch
+            ]
+        stats = StepStats(
+            compute_ms=(time.perf_counter() - began_s) * 1000,
+            engine_ms=call.engine_s * 1000,
+            steps=call.steps,
+            sessions=len(self._sessions),
+            kv_tokens=sum(len(s.tokens) for s in self._sessions.values()),
+        )
+        return StepResponse([p.result() for p in progress.values()], stats, self._facts if request.hello else None)
+
+    def _free(self, sessions: Sequence[int]) -> None:
+        if sessions:
+            self._engine.free(sessions)
+            for session in sessions:
+                self._sessions.pop(session, None)
+
+    def _open(self, opened: SessionOpen, progress: dict[int, _Progress]) -> None:
+        """Make a session, or note in its progress why not."""
+        try:
+            if not self._facts.samples and not is_greedy(opened.sampling):
+                raise ValueError(f"sampling: the engine {self._facts.engine} takes greedy requests only")
+            overrides = opened.router_params
+            params = self._router_config.override(overrides) if overrides else self._router.params
+            self._engine.open(opened)
+        except (ValueError, EngineError) as error:
+            if opened.session in progress:
+                progress[opened.session].error = str(error)
+            return
+        self._sessions[opened.session] = _Session(opened, params)
+
+    def _known(self, step: SessionStep, progress: dict[int, _Progress]) -> bool:
+        mine = progress[step.session]
+        if mine.error is None and step.session not in self._sessions:
+            mine.error = f"session {step.session} is not open on this model"
+        return mine.error is None
+
+    def _append(self, batch: Sequence[SessionStep]) -> None:
+        """The step's tokens into the sessions' sequences; what stood there from `start` on is dropped."""
+        for step in batch:
+            tokens = self._sessions[step.session].tokens
+            tokens[step.start :] = step.token_ids
+
+    def _forward(self, batch: Sequence[SessionStep], progress: dict[int, _Progress], call: _CallClock) -> EngineOutput:
+        began_s = time.perf_counter()
+        try:
+            output = self._engine.step(batch)
+        except EngineError as error:
+            output = EngineOutput([], errors={s.session: str(error) for s in batch})
+        call.engine_s += time.perf_counter() - began_s
+        call.steps += 1
+        for session, message in output.errors.items():
+            progress[session].error = message
+        return output
+
+    def _finish_step(self, batch: Sequence[SessionStep], output: EngineOutput, progress: dict[int, _Progress]) -> bool:
+        """Sample and route. Returns whether every session of the batch can go on in this call."""
+        if not output.sessions:
+            return False
+        rows = [self._sessions[s] for s in output.sessions]
+        sampled = self._sample(output, rows)
+        for r, message in sampled.errors.items():
+            progress[output.sessions[r]].error = message
+        good = [r for r in range(len(rows)) if r not in sampled.errors]
+        if good:
+            self._route(output, sampled, good, progress)
+        goes_on = len(good) == len(batch)
+        for r in good:
+            mine = progress[output.sessions[r]]
+            token = sampled.token_list[r]
+            mine.token_ids.append(token)
+            mine.logprobs.append(sampled.logprobs[r])
+            opened = rows[r].opened
+            ends = (opened.stop_at_eos and token in self._eos) or len(rows[r].tokens) + 1 >= opened.limit
+            goes_on &= not ends and mine.destination == 0 and mine.error is None
+        return goes_on

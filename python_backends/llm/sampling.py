@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From logits to a token: penalties, temperature, min-p, top-k, top-p, and a draw that can be repeated.
+
+The penalties and filters mean what they mean in vLLM. A draw is a pure function of (seed, position, stream):
+no generator is carried along, so it can't depend on the batch, on the schedule or on which model samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from python_backends.llm.contract import SamplingParams
+
+__all__ = ["TOKEN_STREAM", "Sampled", "SamplingRow", "is_greedy", "routing_stream", "sample", "uniform"]
+
+TOKEN_STREAM = 0  # one for all models: the draw of a position is the same whichever model makes it
+
+_MASK = (1 << 64) - 1
+_NUCLEUS_GUESS = 256  # candidates sorted first for top-p; a nucleus rarely holds more
+
+
+class SamplingRow(NamedTuple):
+    """What sampling must know of one session.
+
+    token_ids: the sequence so far, prompt included; the token drawn takes position len(token_ids).
+    prompt_tokens: how many of them are the prompt.
+    """
+
+    params: SamplingParams
+    token_ids: Sequence[int]
+    prompt_tokens: int
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """token_ids: INT64 [n]. logprobs: n, of each under the raw logits. errors: row -> why it has no token
+    (then its token and its log-probability mean nothing)."""
+
+    token_ids: torch.Tensor
+    logprobs: list[float]
+    errors: dict[int, str]
+
+
+def _mix(x: int) -> int:
+    """The finaliser of splitmix64: a bijection of 64-bit numbers that spreads every bit."""
+    x = (x + 0x9E3779B97F4A7C15) & _MASK
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+    return x ^ (x >> 31)
+
+
+def uniform(seed: int, position: int, stream: int) -> float:
+    """A number of [0, 1) with 53 random bits that depends on nothing but these three (each >= 0)."""
+    return (_mix(_mix(_mix(seed & _MASK) ^ position) ^ stream) >> 11) * 2.0**-53
+
+
+def routing_stream(model_index: int) -> int:
+    """The stream of the draws that model number `model_index` routes with."""
+    return 1 + model_index
+
+
+def _has_penalties(params: SamplingParams) -> bool:
+    return params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
+
+
+def is_greedy(params: SamplingParams) -> bool:
+    """Whether the token is simply the most probable one."""
+    return params.temperature == 0 and not _has_penalties(params)
+
+
+def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> Sampled:
+    """One token for each row of FP32 [n, vocabulary]; the logits are left as they are.
+
+    A row that holds NaN or +inf, or nothing but -inf, gets an error; the others are not touched by it.
+    """
+    token_ids = logits.argmax(-1)
+    totals = logits.logsumexp(-1)
+    errors = {
+        r: "the model's logits are not finite" for r, ok in enumerate(totals.isfinite().tolist()) if not ok
+    }
+    for r, row in enumerate(rows):
+        if r not in errors and not is_greedy(row.params):
+            token_ids[r] = _sample_row(logits[r], row)
+    logprobs = logits.gather(-1, token_ids[:, None]).squeeze(-1) - totals
+    return Sampled(token_ids, logprobs.tolist(), errors)
+
+
+def _sample_row(raw: torch.Tensor, row: SamplingRow) -> int:
+    """The token of one row, FP32 [vocabulary]. Rows are done one by one: no batch can change their bits."""
+    params = row.params
+    logits = _penalized(raw, row) if _has_penalties(params) else raw
+    if params.temperature == 0:
+        return int(logits.argmax())
+    candidates, weights = _filtered(logits.double() / params.temperature, params)
+    cumulative = weights.cumsum(0)
+    draw = uniform(params.seed, len(row.token_ids), TOKEN_STREAM) * cumulative[-1]
+    # rounding can make the product reach the last sum; and a candidate of weight 0 is never drawn
+    at = min(int(torch.searchsorted(cumulative, draw, right=True)), int(weights.nonzero()[-1]))
+    return int(candidates[at])
+
+
+def _penalized(raw: torch.Tensor, row: SamplingRow) -> torch.Tensor:
+    """A copy of FP32 [vocabulary] with the three penalties."""
+    params, logits = row.params, raw.clone()
+    sequence = torch.as_tensor(row.token_ids, dtype=torch.int64)
+    if params.repetition_penalty != 1:
+        seen = sequence.unique()
+        at_seen = logits[seen]
+        logits[seen] = torch.where(
+            at_seen > 0, at_seen / params.repetition_penalty, at_seen * params.repetition_penalty
+        )
+    output, counts = sequence[row.prompt_tokens :].unique(return_counts=True)
+    logits[output] -= params.frequency_penalty * counts + params.presence_penalty
+    return logits
+
+
+def _filtered(logits: torch.Tensor, params: SamplingParams) -> tuple[torch.Tensor, torch.Tensor]:
+    """The candidates that min-p, top-k and top-p leave of FP64 [vocabulary], by rising token id: their ids
+    INT64 [m] and their weights FP64 [m], not normalised."""
+    weights = (logits - logits.max()).exp()
+    kept = weights > 0
+    if params.min_p > 0:
+        kept &= weights >= params.min_p
+    if 0 < params.top_k < weights.numel():
+        kept &= weights >= weights.topk(params.top_k).values[-1]  # ties with the k-th stay, as in vLLM
+    ids = kept.nonzero().squeeze(-1)
+    weights = weights[ids]
+    if params.top_p < 1:
+        nucleus = _nucleus(weights, params.top_p)
+        ids, weights = ids[nucleus], weights[nucleus]
+    return ids, weights
+
+
+def _nucleus(weights: torch.Tensor, top_p: float) -> torch.Tensor:
+    """The places, rising, of the smallest set of largest weights FP64 [m] that holds `top_p` of their sum."""
+    size, enough = weights.numel(), top_p * weights.sum()
+    guess = min(_NUCLEUS_GUESS, size)
+    while True:  # sorting a whole vocabulary costs more than a small model's step
+        values, places = weights.topk(guess)
+        cumulative = values.cumsum(0)
+        if guess == size or cumulative[-1] >= enough:
+            count = int((cumulative < enough).sum()) + 1
+            return places[:count].sort().values
+        guess = min(guess * 8, size)

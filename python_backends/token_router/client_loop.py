@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The client loop: admission, committed tokens to text, the end of a request, cancellation."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from python_backends.token_router.errors import RequestCancelled, TokenRouterError, Unavailable
+from python_backends.token_router.intake import Submission
+from python_backends.token_router.inter_model_loop import InterModelLoop
+from python_backends.token_router.request import Request, Session
+from python_backends.token_router.responses import Chunk, ResponseStream, Usage
+
+__all__ = ["ClientLoop"]
+
+
+class ClientLoop:
+    """Where requests come in and answers go out. Every admitted request ends in exactly one of `_end`
+    (finished) and `fail` (error or cancelled).
+
+    models: their names. refuses: why no request can be taken now, None = none is refused.
+    inter_model: set by the runtime.
+    """
+
+    inter_model: InterModelLoop
+
+    def __init__(self, models: Sequence[str], max_live: int, max_queue: int, refuses: Callable[[], str | None]) -> None:
+        self._models = tuple(models)
+        self.max_live = max_live
+        self._max_queue = max_queue
+        self._refuses = refuses
+        self._rids = itertools.count(1)
+        self._queue: deque[Request] = deque()
+        self._live: dict[int, Request] = {}
+
+    @property
+    def live(self) -> int:
+        """Requests being generated."""
+        return len(self._live)
+
+    @property
+    def queued(self) -> int:
+        """Requests waiting for admission."""
+        return len(self._queue)
+
+    def submit(self, submission: Submission, stream: ResponseStream) -> Request | None:
+        """Take a request, or refuse it (None) when nothing can be taken now or the queue is full."""
+        reason = self._refuses()
+        if reason is None and self.live >= self.max_live and self.queued >= self._max_queue:
+            reason = (
+                f"the queue is full: {self.live} requests running, {self.queued} waiting (limit {self._max_queue})"
+            )
+        if reason is not None:
+            stream.fail(Unavailable(reason))
+            return None
+        request = submission.request(next(self._rids), stream)
+        self._queue.append(request)
+        self.admit_queued()
+        return request
+
+    def admit_queued(self) -> None:
+        """Admit as many of the waiting requests as there is room for."""
+        while self._queue and self.live < self.max_live:
+            request = self._queue.popleft()
+            self._live[request.rid] = request
+            self.inter_model.admit(request)
+
+    def cancel(self, request: Request) -> None:
+        """Nobody waits for this request's answer any more."""
+        self.fail(request, RequestCancelled("the client cancelled the request"))
+
+    def fail(self, request: Request, error: TokenRouterError) -> None:
+        """End a request, admitted or waiting, with an error. Does nothing when it has ended."""
+        if request.ended:
+            return
+        request.stream.fail(error)
+        self._close(request)
+
+    def fail_all(self, error: TokenRouterError) -> None:
+        """End every request with this error, the waiting ones first so that none of them starts."""
+        for request in [*self._queue, *self._live.values()]:
+            self.fail(request, error)
+
+    def fail_queued(self, error: TokenRouterError) -> None:
+        """End the requests that wait for admission."""
+        for request in list(self._queue):
+            self.fail(request, error)
+
+    def commit(self, session: Session) -> bool:
+        """Make the tokens that `session`, their maker, knows final: stream them, and end the request at
+        the end of sequence, a stop string or its limit. True = it has ended; what follows is dropped."""
+        request = session.request
+        chunk = Chunk()
+        finish_reason = None
+        name = self._models[session.model]
+        for at in range(len(request.output_ids), len(session.output_ids)):
+            token = session.output_ids[at]
+            request.output_ids.append(token)
+            request.output_models.append(session.model)
+            request.log_probs.append(session.log_probs[at])
+            chunk.token_ids.append(token)
+            chunk.models.append(name)
+            if request.want_log_probs:
+                chunk.log_probs.append(session.log_probs[at])
+            chunk.text += request.text.push(token)
+            if token in request.eos_token_ids or request.text.stopped:
+                finish_reason = "stop"
+            elif request.committed >= request.limit:
+                finish_reason = "length"
+            if finish_reason is not None:
+                self._end(request, chunk, finish_reason)
+                return True
+        if request.streaming:
+            request.stream.send(chunk)
+        else:
+            request.whole.extend(chunk)
+        return False
+
+    def _end(self, request: Request, chunk: Chunk, finish_reason: str) -> None:
+        chunk.text += request.text.flush()
+        chunk.finish_reason = finish_reason
+        chunk.usage = self._usage(request)
+        if not request.streaming:
+            request.whole.extend(chunk)
+            chunk = request.whole
+        request.stream.send(chunk)
+        self._close(request)
+
+    def _close(self, request: Request) -> None:
+        request.ended = True
+        if self._live.pop(request.rid, None) is not None:
+            self.inter_model.finish(request)
+        else:
+            self._queue.remove(request)
+        self.admit_queued()
+
+    def _usage(self, request: Request) -> Usage:
+        made = request.output_models
+        return Usage(
+            prompt_tokens=len(request.prompt_ids),
+            completion_tokens=len(made),
+            completion_tokens_by_model={name: made.count(i) for i, name in enumerate(self._models)},
+            handoffs=request.handoffs,
+        )

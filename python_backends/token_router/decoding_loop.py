@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The decoding loop of one LLM: take the batch that the queue releases, make one call, commit the tokens,
+hand over the requests that leave, again."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+from typing import Protocol
+
+from python_backends.llm.contract import LLMFacts, SessionResult, SessionStep, StepRequest, StepStats
+from python_backends.token_router.config import BatchingConfig
+from python_backends.token_router.delayed_batching import DelayedBatchingQueue
+from python_backends.token_router.errors import RequestFailed, TokenRouterError, Unavailable
+from python_backends.token_router.llm_client import LLMClient
+from python_backends.token_router.request import Request, Session, SessionState
+
+__all__ = ["DecodingLoop", "LLMState", "Outcomes"]
+
+_RETRY_S = 1.0
+
+
+class LLMState(enum.Enum):
+    """STARTING: has not answered yet. UP: serves. RELOADING: was lost, is being loaded again.
+    DOWN: a reload failed; it is tried again."""
+
+    STARTING = "starting"
+    UP = "up"
+    RELOADING = "reloading"
+    DOWN = "down"
+
+
+class Outcomes(Protocol):
+    """What a decoding loop does with the outcome of a step; the runtime connects it to the other loops."""
+
+    def commit(self, session: Session) -> bool:
+        """Every token that `session` knows is final. True = that ended the request."""
+
+    def handoff(self, session: Session) -> None:
+        """The request goes to peer `session.destination`."""
+
+    def fail(self, request: Request, error: TokenRouterError) -> None:
+        """The request ends with this error."""
+
+    def llm_changed(self) -> None:
+        """An LLM came up or went down."""
+
+
+class DecodingLoop:
+    """One LLM's loop.
+
+    llm: the way to the LLM. queue: its delayed-batching queue. threshold, live: B of this model and the
+    number of live requests N (inter-model loop, at every admission and finish).
+    """
+
+    def __init__(
+        self, llm: LLMClient, queue: DelayedBatchingQueue, batching: BatchingConfig, outcomes: Outcomes
+    ) -> None:
+        self.llm = llm
+        self.queue = queue
+        self.live = 0
+        self.threshold = 1
+        self.state = LLMState.STARTING
+        self.facts: LLMFacts | None = None
+        self.stats = StepStats()
+        self._run_ahead = batching.run_ahead
+        self._outcomes = outcomes
+        self._held: set[Session] = set()  # sessions that the LLM has been told of
+        self._frees: list[int] = []
+        self._wake = asyncio.Event()
+        self._log = logging.getLogger(f"token_router.{llm.name}")
+        llm.on_death = self._wake.set
+
+    # Called by the other loops
+
+    def add(self, session: Session) -> None:
+        """The session is to be stepped: it becomes WAITING."""
+        session.state = SessionState.WAITING
+        self.queue.put(session)
+        self._wake.set()
+
+    def drop(self, session: Session) -> None:
+        """The session's request has ended: it becomes FINISHED, and the LLM will be told to free it."""
+        session.state = SessionState.FINISHED
+        self.queue.discard(session)
+        if session in self._held:
+            self._held.remove(session)
+            self._frees.append(session.rid)
+
+    def live_changed(self, live: int, threshold: int) -> None:
+        """A request was admitted or has ended."""
+        self.live = live
+        self.threshold = threshold
+        self._wake.set()
+
+    # The loop
+
+    async def run(self) -> None:
+        """Runs until it is cancelled."""
+        await self._until_up()
+        while True:
+            try:
+                await self._step(await self._next_batch())
+            except Unavailable as error:
+                await self._recover(error)
+
+    async def _next_batch(self) -> list[Session]:
+        """The sessions of the next call; empty = nobody, but there are sessions to free."""
+        while True:
+            if self.llm.lost:
+                raise Unavailable(f"model '{self.llm.name}' went down: its process has ended")
+            if self.queue.releases(self.threshold):
+                return self.queue.take(self._chunk)
+            if self._frees:
+                return []
+            await self._woken()
+
+    async def _woken(self) -> None:
+        """Until something changed that may release a batch."""
+        self._wake.clear()
+        due = self.queue.due()
+        timer = None if due is None else asyncio.get_running_loop().call_at(due, self._wake.set)
+        await self._wake.wait()
+        if timer is not None:
+            timer.cancel()
+
+    async def _step(self, batch: list[Session]) -> None:
+        steps = [session.next_step(self._chunk) for session in batch]
+        opens = [session.opening() for session in batch if session not in self._held]
+        frees, self._frees = self._frees, []
+        # Run ahead only while no request can come back to join: all of them are in this batch.
+        alone = len(batch) == self.live and all(step.sample for step in steps)
+        self._held.update(batch)
+        for session in batch:
+            session.state = SessionState.RUNNING
+        request = StepRequest(steps, opens, frees, max_steps=self._run_ahead if alone else 1)
+        try:
+            response = await self.llm.step(request)
+        except RequestFailed as error:
+            self._frees += frees
+            for session in batch:
+                self._fail(session, error)
+            return
+        self.stats = response.stats
+        for session, step, result in zip(batch, steps, response.results, strict=True):
+            self._settle(session, step, result)
+
+    def _settle(self, session: Session, step: SessionStep, result: SessionResult) -> None:
+        """Act on what the step did for one session."""
+        if session.state is not SessionState.RUNNING:
+            return  # its request ended during the call
+        if result.error is not None:
+            self._fail(session, RequestFailed(f"model '{self.llm.name}': {result.error}"))
+            return
+        session.take_result(step, result)
+        if not step.sample:
+            if session.here or session.kv_tokens < session.target:
+                self.add(session)
+            else:
+                session.state = SessionState.PENDING
+        elif result.destination == 0:
+            if not self._outcomes.commit(session):
+                self.add(session)
+        else:
+            session.state = SessionState.PENDING
+            session.here = False
+            self._outcomes.handoff(session)
+
+    def _fail(self, session: Session, error: TokenRouterError) -> None:
+        if session.state is SessionState.RUNNING:
+            self._outcomes.fail(session.request, error)
+
+    # Coming up, and again
+
+    @property
+    def _chunk(self) -> int:
+        if self.facts is None:
+            raise RuntimeError("stepped before the LLM said what it is")
+        return self.facts.prefill_chunk
+
+    async def _until_up(self) -> None:
+        while True:
+            try:
+                self.facts = await self.llm.hello()
+                break
+            except Unavailable as error:
+                self._log.debug("not up yet: %s", error)
+                await asyncio.sleep(_RETRY_S)
+        self._set_state(LLMState.UP)
+
+    async def _recover(self, error: Unavailable) -> None:
+        """Answer the requests that the lost LLM had a part in, and load it again."""
+        self._log.error("%s; reloading it", error)
+        self._set_state(LLMState.RELOADING)
+        for session in list(self._held):
+            self._outcomes.fail(session.request, error)
+        self._held.clear()
+        self._frees.clear()
+        while True:
+            try:
+                await self.llm.reload()
+                self.facts = await self.llm.hello()
+                break
+            except Unavailable as failure:
+                self._log.error("%s; trying again", failure)
+                self._set_state(LLMState.DOWN)
+                await asyncio.sleep(_RETRY_S)
+        self._log.info("model '%s' is up again", self.llm.name)
+        self._set_state(LLMState.UP)
+
+    def _set_state(self, state: LLMState) -> None:
+        self.state = state
+        self._outcomes.llm_changed()

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The inter-model loop: brings every request that leaves a model to the one it goes to, and tells all
+models of admissions and finishes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from python_backends.token_router.decoding_loop import DecodingLoop
+from python_backends.token_router.delayed_batching import Thresholds
+from python_backends.token_router.errors import RequestFailed, TokenRouterError
+from python_backends.token_router.request import Request, Session, SessionState
+from routers import BaseRouter, PeerReq, model_to_peer, peer_to_model
+
+__all__ = ["InterModelLoop"]
+
+
+class InterModelLoop:
+    """The way between the models.
+
+    loops, routers: by model number. eager: whether peers prefill a prompt when its request is admitted.
+    commit: makes every token that a session knows final; true = that ended the request.
+    fail: ends a request with an error.
+    """
+
+    def __init__(
+        self,
+        loops: Sequence[DecodingLoop],
+        routers: Sequence[BaseRouter[Any]],
+        thresholds: Thresholds,
+        eager: bool,
+        commit: Callable[[Session], bool],
+        fail: Callable[[Request, TokenRouterError], None],
+    ) -> None:
+        self._loops = loops
+        self._routers = routers
+        self._thresholds = thresholds
+        self._eager = eager
+        self._commit = commit
+        self._fail = fail
+        self._outbound: asyncio.Queue[Session] = asyncio.Queue()
+        self.live = 0
+
+    def admit(self, request: Request) -> None:
+        """Give the request a session on every model and start it at the entry."""
+        models = len(self._loops)
+        request.sessions = [Session(request, model, peer_locs=[0] * models) for model in range(models)]
+        self._live_changed(self.live + 1)
+        entry, *peers = request.sessions
+        entry.here = True
+        self._loops[0].add(entry)
+        if self._eager and entry.prefilling:
+            for session in peers:
+                self._loops[session.model].add(session)
+
+    def finish(self, request: Request) -> None:
+        """The request has ended: no model keeps anything of it."""
+        for session in request.sessions:
+            self._loops[session.model].drop(session)
+        self._live_changed(self.live - 1)
+
+    def handoff(self, session: Session) -> None:
+        """The request leaves `session` for its peer number `session.destination`."""
+        self._outbound.put_nowait(session)
+
+    async def run(self) -> None:
+        """Runs until it is cancelled."""
+        while True:
+            session = await self._outbound.get()
+            if not session.request.ended:
+                self._carry(session)
+
+    def _live_changed(self, live: int) -> None:
+        self.live = live
+        for loop, threshold in zip(self._loops, self._thresholds.at(live), strict=True):
+            loop.live_changed(live, threshold)
+
+    def _carry(self, source: Session) -> None:
+        """One handoff: send, receive, commit what was kept, wake the request at its new model."""
+        request = source.request
+        target = request.sessions[peer_to_model(source.model, source.destination)]
+        try:
+            peer_req = self._routers[source.model].send(source)
+            accepted = list(self._routers[target.model].receive(peer_req))
+            start = self._checked_start(source, target, peer_req, accepted)
+        except Exception as error:  # an algorithm is a user's code: what it raises ends this request only
+            self._fail(
+                request, RequestFailed(f"router between '{self._name(source)}' and '{self._name(target)}': {error!r}")
+            )
+            return
+        # Both ends now know the same sequence: what `send` or `receive` dropped is gone at the source too.
+        target.splice(start, accepted)
+        source.splice(start, accepted)
+        source.peer_locs[source.destination] = target.length
+        target.peer_locs[model_to_peer(target.model, source.model)] = source.length
+        request.idle_handoffs += 1
+        if source.length > request.committed:
+            request.idle_handoffs = 0
+            if self._commit(source):
+                return
+        if request.idle_handoffs > 2 * len(self._loops):
+            self._fail(
+                request,
+                RequestFailed(f"the router makes no progress: {request.idle_handoffs} handoffs in a row kept no token"),
+            )
+            return
+        request.handoffs += 1
+        target.here = True
+        if target.state is SessionState.PENDING:  # else its prompt is being prefilled, and it goes on from there
+            self._loops[target.model].add(target)
+
+    def _name(self, session: Session) -> str:
+        return self._loops[session.model].llm.name
+
+    def _checked_start(self, source: Session, target: Session, peer_req: PeerReq, accepted: list[int]) -> int:
+        """The position that `accepted` begins at, the prompt skipped. Raises ValueError when the router
+        left a gap or changed what the client already has."""
+        request = source.request
+        if peer_req.rid != request.rid:
+            raise ValueError(f"rid: {peer_req.rid}; this is request {request.rid}")
+        start = peer_req.loc - len(peer_req.token_ids)
+        if not 0 <= start <= target.length:
+            raise ValueError(
+                f"token_ids: begin at position {start}; the peer has {target.length} tokens, nothing may be missing"
+            )
+        skip = max(0, len(request.prompt_ids) - start)
+        del accepted[:skip]
+        start += skip
+        settled = request.output_ids[start - len(request.prompt_ids) :]
+        if accepted[: len(settled)] != settled:
+            raise ValueError(
+                f"loc: {peer_req.loc} with {len(accepted)} tokens accepted would take back or change tokens that"
+                f" are final; the first {request.committed} of the sequence are"
+            )
+        return start

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the event loop calls an LLM: one call at a time, in a thread that does nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import signal
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TypeVar
+
+from python_backends.llm.contract import LLMFacts, StepRequest, StepResponse
+from python_backends.llm.wire import Tensors, decode_response, encode_request
+from python_backends.token_router.errors import RequestFailed, Unavailable
+
+__all__ = ["LLMClient", "ThreadedLLMClient"]
+
+T = TypeVar("T")
+
+
+class LLMClient(ABC):
+    """One LLM, as the decoding loop sees it. Its coroutines are awaited one at a time.
+
+    on_death: called when the LLM is lost while nothing is awaited (decoding loop).
+    """
+
+    name: str
+    on_death: Callable[[], None]
+
+    @property
+    @abstractmethod
+    def lost(self) -> bool:
+        """Whether the LLM that said hello is gone."""
+
+    @abstractmethod
+    async def hello(self) -> LLMFacts:
+        """Begin anew: the LLM frees every session and says what it is. Raises Unavailable."""
+
+    @abstractmethod
+    async def step(self, request: StepRequest) -> StepResponse:
+        """One batched step. Raises Unavailable when the LLM is gone (all its sessions are lost), and
+        RequestFailed when the call failed and the LLM lives (the call's sessions are lost)."""
+
+    @abstractmethod
+    async def reload(self) -> None:
+        """Start a lost LLM again. Raises Unavailable when that fails."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End what runs for this client; nothing is awaited any more."""
+
+
+class ThreadedLLMClient(LLMClient):
+    """An LLM behind a blocking call: a BLS request to a Triton model.
+
+    call: the LLM model's input tensors to its output tensors; raises RuntimeError with Triton's message.
+    reload: unloads and loads the model; raises RuntimeError.
+    step_timeout_s: a step that takes longer means that the LLM hangs; its process is then ended, which
+        is the only way out of a blocking call.
+
+    The process that holds the model is watched through a pidfd, so that its death is known at once:
+    Triton itself goes on reporting the model as ready, and a call under way fails only a second later.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        call: Callable[[Tensors], Tensors],
+        reload: Callable[[], None],
+        step_timeout_s: float,
+    ) -> None:
+        self.name = name
+        self.on_death = lambda: None
+        self._call = call
+        self._reload = reload
+        self._step_timeout_s = step_timeout_s
+        self._loop = asyncio.get_running_loop()
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=f"llm-{name}", daemon=True)
+        self._thread.start()
+        self._pidfd = -1
+        self._running: asyncio.Future[StepResponse] | None = None
+
+    @property
+    def lost(self) -> bool:
+        return self._pidfd < 0
+
+    async def hello(self) -> LLMFacts:
+        try:
+            response = await self._in_thread(lambda: self._exchange(StepRequest(hello=True)))
+        except RuntimeError as error:
+            raise Unavailable(f"model '{self.name}' doesn't answer: {error}") from error
+        if response.facts is None:
+            raise Unavailable(f"model '{self.name}' doesn't say what it is")
+        self._watch(response.facts.pid)
+        return response.facts
+
+    async def step(self, request: StepRequest) -> StepResponse:
+        running = self._running = self._in_thread(lambda: self._exchange(request))
+        timer = self._loop.call_later(self._step_timeout_s, self._kill)
+        try:
+            return await running
+        except RuntimeError as error:
+            if self.lost:
+                raise Unavailable(f"model '{self.name}' went down: {error}") from error
+            raise RequestFailed(f"a step of model '{self.name}' failed: {error}") from error
+        finally:
+            timer.cancel()
+            self._running = None
+
+    async def reload(self) -> None:
+        self._unwatch()
+        try:
+            await self._in_thread(self._reload)
+        except RuntimeError as error:
+            raise Unavailable(f"model '{self.name}' can't be reloaded: {error}") from error
+
+    def close(self) -> None:
+        self._unwatch()
+        self._jobs.put(None)
+
+    def _exchange(self, request: StepRequest) -> StepResponse:
+        return decode_response(self._call(encode_request(request)))
+
+    def _in_thread(self, job: Callable[[], T]) -> asyncio.Future[T]:
+        """Run `job` in the client's thread, after those given before."""
+        future: asyncio.Future[T] = self._loop.create_future()
+
+        def settle(result: T | None, error: Exception | None) -> None:
+            if future.done():  # its LLM died meanwhile, or nobody waits any more
+                return
+            if error is None:
+                future.set_result(result)  # type: ignore[arg-type]  # None only where T is None
+            else:
+                future.set_exception(error if isinstance(error, RuntimeError) else RuntimeError(repr(error)))
+
+        def run() -> None:
+            try:
+                result = job()
+            except Exception as error:  # whatever it is belongs to the one who waits, not to this thread
+                self._loop.call_soon_threadsafe(settle, None, error)
+            else:
+                self._loop.call_soon_threadsafe(settle, result, None)
+
+        self._jobs.put(run)
+        return future
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                job()
+            except RuntimeError:  # the event loop has been closed
+                return
+
+    def _watch(self, pid: int) -> None:
+        self._unwatch()
+        self._pidfd = os.pidfd_open(pid)
+        self._loop.add_reader(self._pidfd, self._on_death)
+
+    def _unwatch(self) -> None:
+        if self._pidfd >= 0:
+            self._loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+    def _on_death(self) -> None:
+        self._unwatch()
+        if self._running is not None and not self._running.done():
+            self._running.set_exception(RuntimeError("its process has ended"))
+        else:
+            self.on_death()
+
+    def _kill(self) -> None:
+        if self._pidfd >= 0:
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Triton's side of the public model: requests in, BLS calls to the LLMs, and the event loop's thread."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from python_backends.llm.catalog import locate_tokenizer
+from python_backends.llm.wire import RESPONSE_TENSORS, Tensors
+from python_backends.stub import exit_with_parent, log_to_triton
+from python_backends.token_router.config import RuntimeConfig
+from python_backends.token_router.control import serve_control
+from python_backends.token_router.errors import InvalidRequest, TokenRouterError
+from python_backends.token_router.llm_client import ThreadedLLMClient
+from python_backends.token_router.public import INPUTS, REFUSED_INPUTS
+from python_backends.token_router.response_thread import ResponseThread, TritonStream
+from python_backends.token_router.runtime import Runtime
+from python_backends.token_router.tokenizer import Tokenizer
+
+_RUN_DIR_VARIABLE = "TOKENROUTER_RUN_DIR"
+
+
+class TritonPythonModel:
+    """Decoupled: `execute` hands each request to the runtime and returns; answers come from its thread."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        exit_with_parent()
+        log_to_triton(pb_utils.Logger)
+        parameters = json.loads(args["model_config"])["parameters"]
+        self._config = RuntimeConfig.model_validate_json(parameters["runtime"]["string_value"])
+        name = self._config.tokenizer
+        self._tokenizer = None if name is None else Tokenizer(locate_tokenizer(name))
+        self._responses = ResponseThread()
+        self._loop = asyncio.new_event_loop()
+        self._main: asyncio.Task[None] | None = None
+        started: threading.Event = threading.Event()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run_loop, args=(started,), name="event-loop", daemon=True)
+        self._thread.start()
+        started.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    def execute(self, requests: list[Any]) -> None:
+        for request in requests:
+            self._take(request)
+
+    def finalize(self) -> None:
+        """Triton calls this once no request is in flight."""
+        if self._main is not None:
+            self._loop.call_soon_threadsafe(self._main.cancel)
+        self._thread.join()
+        self._responses.close()
+
+    def _take(self, request: Any) -> None:
+        stream = TritonStream(self._responses, request.get_response_sender(), request.requested_output_names())
+        try:
+            submission = self._runtime.check(_inputs(request))
+        except TokenRouterError as error:
+            stream.fail(error)
+            return
+        stream.prompt_tokens = len(submission.prompt_ids)
+        self._loop.call_soon_threadsafe(self._submit, submission, stream)
+
+    def _submit(self, submission: Any, stream: TritonStream) -> None:
+        request = self._runtime.submit(submission, stream)
+        if request is not None:
+            stream.on_cancel = lambda: self._loop.call_soon_threadsafe(self._runtime.cancel, request)
+            self._responses.wake(stream)  # watched for cancellation from now on
+
+    def _run_loop(self, started: threading.Event) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._serve(started))
+        except asyncio.CancelledError:
+            pass
+        except BaseException as error:
+            self._failure = error
+            logging.getLogger("token_router").exception("the runtime has failed")
+            if started.is_set():
+                os._exit(1)  # a router that serves nothing must not look alive: the supervisor reloads it
+        finally:
+            started.set()
+            self._loop.close()
+
+    async def _serve(self, started: threading.Event) -> None:
+        llms = [
+            ThreadedLLMClient(name, _bls_call(name), _reloader(name), self._config.limits.step_timeout_s)
+            for name in self._config.models
+        ]
+        self._runtime = Runtime(self._config, llms, self._tokenizer)
+        run_dir = os.environ.get(_RUN_DIR_VARIABLE)
+        control = await serve_control(self._runtime, Path(run_dir)) if run_dir else None
+        self._main = asyncio.current_task()
+        started.set()
+        try:
+            await self._runtime.run()
+        finally:
+            if control is not None:
+                control.close()
+
+
+def _inputs(request: Any) -> dict[str, Any]:
+    """The request's inputs as plain values. Raises InvalidRequest."""
+    values: dict[str, Any] = {}
+    for tensor in request.inputs():
+        name = tensor.name()
+        array = tensor.as_numpy().reshape(-1)
+        declared = INPUTS.get(name) or REFUSED_INPUTS[name]
+        items = array.tolist()
+        if declared.data_type == "TYPE_STRING":
+            try:
+                items = [item.decode("utf-8") for item in items]
+            except UnicodeDecodeError as error:
+                raise InvalidRequest(f"{name}: must be valid UTF-8; {error.reason} at byte {error.start}") from error
+        if declared.dims == (1,):
+            if len(items) != 1:
+                raise InvalidRequest(f"{name}: has {len(items)} elements; allowed: 1")
+            values[name] = items[0]
+        else:
+            values[name] = items
+    return values
+
+
+def _bls_call(name: str) -> Any:
+    """The blocking call of LLM `name`: its input tensors to its output tensors."""
+    outputs = list(RESPONSE_TENSORS)
+
+    def call(tensors: Tensors) -> Tensors:
+        request = pb_utils.InferenceRequest(
+            model_name=name,
+            inputs=[pb_utils.Tensor(n, array) for n, array in tensors.items()],
+            requested_output_names=outputs,
+        )
+        response = request.exec()
+        if response.has_error():
+            raise RuntimeError(response.error().message())
+        return {t.name(): np.array(t.as_numpy()) for t in response.output_tensors()}
+
+    return call
+
+
+def _reloader(name: str) -> Any:
+    def reload() -> None:
+        try:
+            pb_utils.unload_model(name)
+            pb_utils.load_model(name)
+        except pb_utils.TritonModelException as error:
+            raise RuntimeError(str(error)) from error
+
+    return reload

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The thread that talks to Triton's response senders: sends, final flags, and the question whether a
+client has gone.
+
+`send` and `is_cancelled` of one sender must not overlap, and neither may come after the final response:
+Triton would crash (docs/decisions/0002). One thread for all of them makes that so by construction.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from python_backends.token_router.errors import TokenRouterError
+from python_backends.token_router.responses import Chunk
+
+__all__ = ["ResponseThread", "TritonStream"]
+
+_CANCEL_POLL_S = 0.1  # asking costs 30 to 100 µs a request
+
+
+class TritonStream:
+    """A `ResponseStream` to one Triton request.
+
+    outputs: the names that the client asked for; the others are not made.
+    """
+
+    def __init__(self, thread: ResponseThread, sender: Any, outputs: Collection[str]) -> None:
+        self._thread = thread
+        self._sender = sender
+        self._outputs = frozenset(outputs)
+        self.prompt_tokens = 0
+        # Filled by the event loop, emptied by the thread; both ends of a deque are safe to use at once.
+        self._unsent: deque[Chunk | TokenRouterError] = deque()
+        self._queued = False
+        self.ended = False
+        self.on_cancel: Callable[[], object] = lambda: None
+
+    def send(self, chunk: Chunk) -> None:
+        self._put(chunk)
+
+    def fail(self, error: TokenRouterError) -> None:
+        self._put(error)
+
+    def _put(self, item: Chunk | TokenRouterError) -> None:
+        self._unsent.append(item)
+        if not self._queued:
+            self._queued = True
+            self._thread.wake(self)
+
+    # In the response thread
+
+    def send_unsent(self) -> None:
+        """Send what has gathered: successive chunks of one model as one response."""
+        self._queued = False
+        chunk: Chunk | None = None
+        while self._unsent and not self.ended:
+            item = self._unsent.popleft()
+            if isinstance(item, TokenRouterError):
+                if chunk is not None:
+                    self._respond(chunk)
+                self._respond_error(item)
+                return
+            if chunk is not None and (chunk.models and item.models and chunk.models[-1] != item.models[0]):
+                self._respond(chunk)
+                chunk = None
+            if chunk is None:
+                chunk = item
+            else:
+                chunk.extend(item)
+        if chunk is not None:
+            self._respond(chunk)
+
+    def cancelled(self) -> bool:
+        return bool(self._sender.is_cancelled())
+
+    def _respond(self, chunk: Chunk) -> None:
+        final = chunk.finish_reason is not None
+        tensors = [pb_utils.Tensor(n, v) for n, v in _tensors(chunk, self.prompt_tokens).items() if n in self._outputs]
+        self._send(pb_utils.InferenceResponse(output_tensors=tensors), final)
+
+    def _respond_error(self, error: TokenRouterError) -> None:
+        code = getattr(pb_utils.TritonError, error.code)
+        self._send(pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), code)), final=True)
+
+    def _send(self, response: Any, final: bool) -> None:
+        self.ended = final
+        flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
+        self._sender.send(response, flags=flags)
+
+
+class ResponseThread:
+    """One thread for all streams of the model."""
+
+    def __init__(self) -> None:
+        self._awake: queue.SimpleQueue[TritonStream | None] = queue.SimpleQueue()
+        self._streams: set[TritonStream] = set()
+        self._log = logging.getLogger("token_router.responses")
+        self._thread = threading.Thread(target=self._run, name="responses", daemon=True)
+        self._thread.start()
+
+    def wake(self, stream: TritonStream) -> None:
+        """The stream has something to send, or is to be watched from now on."""
+        self._awake.put(stream)
+
+    def close(self) -> None:
+        """Send what was given before, then end the thread."""
+        self._awake.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        next_poll = time.monotonic() + _CANCEL_POLL_S
+        while True:
+            try:
+                timeout = max(0.0, next_poll - time.monotonic()) if self._streams else None
+                stream = self._awake.get(timeout=timeout)
+                if stream is None:
+                    return
+                self._serve(stream)
+            except queue.Empty:
+                pass
+            if self._streams and time.monotonic() >= next_poll:
+                for stream in list(self._streams):
+                    self._poll(stream)
+            if time.monotonic() >= next_poll:
+                next_poll = time.monotonic() + _CANCEL_POLL_S
+
+    def _serve(self, stream: TritonStream) -> None:
+        self._streams.add(stream)
+        try:
+            stream.send_unsent()
+        except Exception:  # one client's trouble must not end the answers of all
+            self._log.exception("a response could not be sent")
+            stream.ended = True
+        if stream.ended:
+            self._streams.discard(stream)
+
+    def _poll(self, stream: TritonStream) -> None:
+        if stream.cancelled():
+            self._streams.discard(stream)
+            stream.on_cancel()
+
+
+def _tensors(chunk: Chunk, prompt_tokens: int) -> dict[str, Any]:
+    """The chunk as the public model's outputs (`public.OUTPUTS`), with the batch dimension of 1."""
+
+    def strings(values: list[str]) -> Any:
+        return np.array([[v.encode() for v in values]], dtype=np.object_).reshape(1, -1)
+
+    return {
+        "text_output": strings([chunk.text]),
+        "output_ids": np.array([chunk.token_ids], dtype=np.int32),
+        "output_models": strings(chunk.models),
+        "output_log_probs": np.array([chunk.log_probs], dtype=np.float32),
+        "num_input_tokens": np.array([[prompt_tokens]], dtype=np.int32),
+        "num_output_tokens": np.array([[len(chunk.token_ids)]], dtype=np.int32),
+        "finish_reason": strings([chunk.finish_reason or ""]),
+        "usage": strings([json.dumps(asdict(chunk.usage)) if chunk.usage else ""]),
+    }

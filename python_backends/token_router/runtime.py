@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The runtime: the three loops, wired together on one event loop. Nothing here knows Triton."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from python_backends.token_router.client_loop import ClientLoop
+from python_backends.token_router.config import RuntimeConfig
+from python_backends.token_router.decoding_loop import DecodingLoop, LLMState
+from python_backends.token_router.delayed_batching import DelayedBatchingQueue, Thresholds
+from python_backends.token_router.errors import TokenRouterError, Unavailable
+from python_backends.token_router.intake import Intake, Served
+from python_backends.token_router.inter_model_loop import InterModelLoop
+from python_backends.token_router.llm_client import LLMClient
+from python_backends.token_router.request import Request, Session
+from python_backends.token_router.responses import ResponseStream
+from python_backends.token_router.tokenizer import Tokenizer
+
+__all__ = ["Runtime"]
+
+
+class Runtime:
+    """All loops of one deployment.
+
+    llms: the way to each model, in the order of config.models. tokenizer: of all of them; None = ids only.
+
+    Made in the event loop's thread. Raises ValueError when the router or the thresholds don't fit the
+    number of models.
+    """
+
+    def __init__(self, config: RuntimeConfig, llms: Sequence[LLMClient], tokenizer: Tokenizer | None) -> None:
+        clock = asyncio.get_running_loop().time
+        batching, limits = config.batching, config.limits
+        self._max_live = limits.max_live
+        self._draining = False
+        self.intake = Intake(tokenizer, config.router, limits)
+        self.served: Served | None = None
+        self._loops = [
+            DecodingLoop(llm, DelayedBatchingQueue(clock, batching.max_wait_ms / 1000), batching, self) for llm in llms
+        ]
+        self._client = ClientLoop(config.models, limits.max_live, limits.max_queue, self._refusal)
+        self._inter_model = InterModelLoop(
+            self._loops,
+            [config.router.router(i, config.models) for i in range(len(llms))],
+            Thresholds(batching, len(llms)),
+            eager=batching.llm_prefill == "eager",
+            commit=self._client.commit,
+            fail=self._client.fail,
+        )
+        self._client.inter_model = self._inter_model
+
+    async def run(self) -> None:
+        """Run all loops until cancelled. A loop that fails ends them all: the error is the caller's."""
+        runs = [*(loop.run() for loop in self._loops), self._inter_model.run()]
+        tasks = [asyncio.create_task(run) for run in runs]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            self._client.fail_all(Unavailable("the server is shutting down"))
+            for loop in self._loops:
+                loop.llm.close()
+
+    # From clients
+
+    def check(self, inputs: Mapping[str, Any]) -> Any:
+        """The submission for a client's inputs; any thread may ask. Raises InvalidRequest, or Unavailable
+        before every model has answered for the first time."""
+        if self.served is None:
+            raise Unavailable(self._refusal() or "the models are starting")
+        return self.intake.check(inputs, self.served)
+
+    def submit(self, submission: Any, stream: ResponseStream) -> Request | None:
+        """Take the request; None = it was refused through `stream`."""
+        return self._client.submit(submission, stream)
+
+    def cancel(self, request: Request) -> None:
+        """End a request whose client has gone."""
+        self._client.cancel(request)
+
+    # From the supervisor
+
+    def drain(self) -> None:
+        """Refuse new requests from now on; those taken are finished."""
+        self._draining = True
+
+    def abort(self, reason: str) -> None:
+        """End every request, waiting or running, as UNAVAILABLE."""
+        self._client.fail_all(Unavailable(reason))
+
+    def status(self) -> dict[str, Any]:
+        """What the runtime is doing: JSON. sessions: as the model itself counted them in its last step."""
+        return {
+            "state": "draining" if self._draining else "starting" if self.served is None else "serving",
+            "live": self._client.live,
+            "queued": self._client.queued,
+            "models": {
+                loop.llm.name: {
+                    "state": loop.state.value,
+                    "waiting": len(loop.queue),
+                    "sessions": loop.stats.sessions,
+                    "kv_tokens": loop.stats.kv_tokens,
+                    "threshold": loop.threshold,
+                    "pid": loop.facts.pid if loop.facts else None,
+                }
+                for loop in self._loops
+            },
+        }
+
+    # From the decoding loops (decoding_loop.Outcomes)
+
+    def commit(self, session: Session) -> bool:
+        return self._client.commit(session)
+
+    def handoff(self, session: Session) -> None:
+        self._inter_model.handoff(session)
+
+    def fail(self, request: Request, error: TokenRouterError) -> None:
+        self._client.fail(request, error)
+
+    def llm_changed(self) -> None:
+        facts = [loop.facts for loop in self._loops if loop.facts is not None]
+        if len(facts) == len(self._loops):
+            self.served = Served.by(facts)
+            self._client.max_live = min(self._max_live, self.served.max_sessions)
+        down = self._refusal()
+        if down is not None:
+            self._client.fail_queued(Unavailable(down))
+
+    def _refusal(self) -> str | None:
+        if self._draining:
+            return "the server is draining: it finishes what it has and takes nothing new"
+        for loop in self._loops:
+            if loop.state in (LLMState.STARTING, LLMState.DOWN):
+                return f"model '{loop.llm.name}' is {loop.state.value}"
+        return None

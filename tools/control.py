@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The supervisor's end of the control socket that `token_router` opens in the run directory.
+
+One JSON object a line, both ways: {"op": "status" | "drain" | "abort", ...} -> {"ok": true, ...}.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+__all__ = ["ControlClient", "ControlError", "RouterStatus"]
+
+
+class ControlError(Exception):
+    """token_router did not answer, or refused. The message is one line."""
+
+
+@dataclass(frozen=True)
+class RouterStatus:
+    """state: starting, serving or draining. live: requests generating. queued: waiting for admission.
+
+    models: by name what token_router knows of each, its "state" (up or down) among it.
+    """
+
+    state: str
+    live: int
+    queued: int
+    models: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def down(self) -> list[str]:
+        """The models that don't answer."""
+        return [name for name, model in self.models.items() if model.get("state") != "up"]
+
+
+class ControlClient:
+    """One connection for each call: a call is rare, and so no state outlives a restart of token_router."""
+
+    def __init__(self, path: Path, timeout_s: float = 5.0) -> None:
+        self._path = path
+        self._timeout_s = timeout_s
+
+    def status(self) -> RouterStatus:
+        """Raises ControlError when there is no answer."""
+        answer = self._ask({"op": "status"})
+        try:
+            return RouterStatus(answer["state"], answer["live"], answer["queued"], answer["models"])
+        except KeyError as error:
+            raise ControlError(f"token_router's status lacks {error}") from error
+
+    def drain(self) -> None:
+        """Refuse new requests from now on. Raises ControlError."""
+        self._ask({"op": "drain"})
+
+    def abort(self, reason: str) -> None:
+        """End every request with an error that says `reason`. Raises ControlError."""
+        self._ask({"op": "abort", "reason": reason})
+
+    def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+                connection.settimeout(self._timeout_s)
+                connection.connect(str(self._path))
+                connection.sendall(json.dumps(question).encode() + b"\n")
+                with connection.makefile("rb") as lines:
+                    answer = json.loads(lines.readline())
+        except (OSError, ValueError) as error:
+            raise ControlError(f"token_router did not answer '{question['op']}': {error}") from error
+        if not isinstance(answer, dict) or not answer.get("ok"):
+            raise ControlError(f"token_router refused '{question['op']}': {answer}")
+        return answer

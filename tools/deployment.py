@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A deployment: the one YAML file that says which models, which router, which limits, which ports."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, ValidationError, field_validator, model_validator
+
+from python_backends.llm.catalog import CATALOG, FAMILIES
+from python_backends.llm.engines.config import EngineConfig, LlamaCppConfig
+from python_backends.token_router.config import BatchingConfig, LimitsConfig, RuntimeConfig
+from routers import RouterConfig
+from tools.config_errors import did_you_mean, explain
+from tools.errors import UserError
+
+__all__ = [
+    "ENSEMBLE",
+    "ROUTER",
+    "Deployment",
+    "ModelConfig",
+    "ServerConfig",
+    "load_deployment",
+    "shipped_deployments",
+]
+
+ROUTER = "token_router"  # the public model
+ENSEMBLE = "ensemble"  # the same for clients of the TensorRT-LLM templates
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+_SHIPPED = Path(__file__).parent / "deployments"
+
+
+class _Config(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ModelConfig(_Config):
+    """One LLM. name: of its Triton model, and in each answer the model that made a token."""
+
+    name: str
+    engine: EngineConfig
+
+    @field_validator("name")
+    @classmethod
+    def _valid(cls, name: str) -> str:
+        if not _NAME.fullmatch(name):
+            raise ValueError("must be letters, digits, '_', '-' and '.', beginning with a letter or digit")
+        if name in (ROUTER, ENSEMBLE):
+            raise ValueError(f"'{ROUTER}' and '{ENSEMBLE}' are the names of the public models")
+        return name
+
+
+class ServerConfig(_Config):
+    """Where Triton listens, and how patient the supervisor is. A port of 0 = a free one."""
+
+    host: str = Field("127.0.0.1", description="the address that all three ports listen on")
+    http_port: int = Field(8000, ge=0, le=65535)
+    grpc_port: int = Field(8001, ge=0, le=65535)
+    metrics_port: int = Field(8002, ge=0, le=65535)
+    startup_timeout_s: PositiveFloat = Field(300.0, description="until a first token has been made")
+    drain_timeout_s: float = Field(30.0, ge=0, description="how long running requests may go on after SIGTERM")
+    log_verbose: int = Field(0, ge=0, le=4, description="Triton's --log-verbose")
+
+    @model_validator(mode="after")
+    def _distinct_ports(self) -> ServerConfig:
+        ports = [p for p in (self.http_port, self.grpc_port, self.metrics_port) if p]
+        if len(set(ports)) != len(ports):
+            raise ValueError("http_port, grpc_port and metrics_port must differ")
+        return self
+
+
+class Deployment(_Config):
+    """The whole file. models: at least one; the first is where every request starts.
+
+    tokenizer: a family of `tokenrouter models list` or a folder that transformers can load; null = token
+    ids only.
+    """
+
+    models: list[ModelConfig] = Field(min_length=1)
+    tokenizer: str | None = None
+    router: RouterConfig = RouterConfig()
+    batching: BatchingConfig = BatchingConfig()
+    limits: LimitsConfig = LimitsConfig()
+    server: ServerConfig = ServerConfig()
+
+    @field_validator("models")
+    @classmethod
+    def _unique(cls, models: list[ModelConfig]) -> list[ModelConfig]:
+        names = [m.name for m in models]
+        if twice := sorted({n for n in names if names.count(n) > 1}):
+            raise ValueError(f"each model needs a name of its own; given twice: {', '.join(twice)}")
+        return models
+
+    @property
+    def model_names(self) -> list[str]:
+        """The Triton models of the LLMs, the entry first."""
+        return [m.name for m in self.models]
+
+    def runtime(self) -> RuntimeConfig:
+        """What `token_router` is told."""
+        return RuntimeConfig(
+            models=self.model_names,
+            tokenizer=self.tokenizer,
+            router=self.router,
+            batching=self.batching,
+            limits=self.limits,
+        )
+
+
+def shipped_deployments() -> list[str]:
+    """The names of the deployments that come with the package."""
+    return sorted(path.stem for path in _SHIPPED.glob("*.yaml"))
+
+
+def load_deployment(config: Path | str | None = None) -> Deployment:
+    """A deployment from a YAML file, or a shipped one by its name; None = the shipped default.
+
+    Relative paths in the file are taken from its folder. Raises UserError with a line for each error.
+    """
+    path = _find(str(config) if config is not None else "default")
+    try:
+        data = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)
+    except OSError as error:
+        raise UserError(f"{path}: can't be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: is not UTF-8 text") from error
+    except yaml.YAMLError as error:
+        raise UserError(f"{path}: is not valid YAML: {_one_line(error)}") from error
+    if not isinstance(data, dict):
+        raise UserError(f"{path}: must be a mapping with the keys {', '.join(Deployment.model_fields)}")
+    try:
+        deployment = Deployment.model_validate(data)
+    except ValidationError as error:
+        raise UserError([f"{path}: {line}" for line in explain(error, Deployment, data)]) from error
+    return _with_absolute_paths(deployment, path.resolve().parent)
+
+
+def _find(config: str) -> Path:
+    path = Path(config).expanduser()
+    if path.is_file():
+        return path
+    shipped = shipped_deployments()
+    if config in shipped:
+        return _SHIPPED / f"{config}.yaml"
+    raise UserError(
+        f"{config}: no such file{did_you_mean(config, shipped)}; the shipped deployments are {', '.join(shipped)}"
+    )
+
+
+def _with_absolute_paths(deployment: Deployment, folder: Path) -> Deployment:
+    """Paths made absolute: the processes that read them run in other folders."""
+
+    def absolute(text: str) -> str:
+        return str(folder / Path(text).expanduser())
+
+    models = [
+        m.model_copy(update={"engine": m.engine.model_copy(update={"weights": absolute(m.engine.weights)})})
+        if isinstance(m.engine, LlamaCppConfig) and m.engine.weights.endswith(".gguf")
+        else m
+        for m in deployment.models
+    ]
+    tokenizer = deployment.tokenizer
+    if tokenizer is not None and tokenizer not in FAMILIES and tokenizer not in CATALOG and "/" in tokenizer:
+        tokenizer = absolute(tokenizer)
+    return deployment.model_copy(update={"models": models, "tokenizer": tokenizer})
+
+
+def _one_line(error: yaml.YAMLError) -> str:
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
+        return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
+    return " ".join(str(error).split())
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """A SafeLoader that refuses a key given twice, which YAML forbids and PyYAML quietly takes the last of."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = key_node.value
+            if key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"key '{key}' is given twice", key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)

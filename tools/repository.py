@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rendering a deployment into the model repository that tritonserver loads."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from python_backends.llm.wire import REQUEST_TENSORS, RESPONSE_TENSORS
+from python_backends.token_router.public import INPUTS, OUTPUTS, REFUSED_INPUTS
+from tools.deployment import ENSEMBLE, ROUTER, Deployment
+from tools.errors import UserError
+
+__all__ = ["HEADER", "configs", "render"]
+
+# also how a folder is known as ours
+HEADER = "# SPDX-License-Identifier: Apache-2.0\n# rendered by tokenrouter prepare; do not edit"
+_DECOUPLED = "model_transaction_policy { decoupled: true }"
+_ON_CPU = "instance_group [ { count: 1 kind: KIND_CPU } ]"  # the engine places itself; Triton needn't know of GPUs
+_PUBLIC_INPUTS = {**INPUTS, **REFUSED_INPUTS}
+
+
+def render(deployment: Deployment, folder: Path, *, force: bool = False) -> None:
+    """Make `folder` the rendering of `deployment`. Rendering the same again changes nothing.
+
+    Model folders of an earlier rendering that the deployment no longer has are removed; others are left
+    alone. Raises UserError when something there wasn't rendered by us, unless `force`.
+    """
+    texts = configs(deployment)
+    if not force:
+        _refuse_foreign(folder, texts)
+    try:
+        for name, text in texts.items():
+            version = folder / name / "1"
+            version.mkdir(parents=True, exist_ok=True)
+            _write_if_new(version / ".gitkeep", "")  # git keeps no empty folder, and Triton wants a version
+            _write_if_new(folder / name / "config.pbtxt", text)
+        for stale in _rendered_in(folder) - set(texts):
+            shutil.rmtree(folder / stale)
+    except OSError as error:
+        raise UserError(f"{folder}: can't be written: {error}") from error
+
+
+def configs(deployment: Deployment) -> dict[str, str]:
+    """The text of config.pbtxt by model name."""
+    llms = {name: _llm(deployment, index) for index, name in enumerate(deployment.model_names)}
+    return llms | {ROUTER: _token_router(deployment), ENSEMBLE: _ensemble()}
+
+
+def _refuse_foreign(folder: Path, names: Iterable[str]) -> None:
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise UserError(f"{folder}: is not a folder")
+    ours = _rendered_in(folder)
+    if not ours and any(folder.iterdir()):
+        raise UserError(f"{folder}: has files that are no rendered model repository; --force writes into it anyway")
+    if foreign := [name for name in names if (folder / name).exists() and name not in ours]:
+        raise UserError(
+            f"{folder}: {', '.join(foreign)} was not rendered by tokenrouter; --force overwrites its config.pbtxt"
+        )
+
+
+def _rendered_in(folder: Path) -> set[str]:
+    """The model folders in `folder` that an earlier `render` made."""
+    return {path.parent.name for path in folder.glob("*/config.pbtxt") if path.read_bytes().startswith(HEADER.encode())}
+
+
+def _write_if_new(path: Path, text: str) -> None:
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        path.write_text(text, encoding="utf-8")
+
+
+def _llm(deployment: Deployment, index: int) -> str:
+    model = deployment.models[index]
+    return _config(
+        f'name: "{model.name}"',
+        'backend: "llm"',
+        "max_batch_size: 0  # a step's sessions are rows of its tensors, not a batch of requests",
+        _tensors("input", REQUEST_TENSORS),
+        _tensors("output", RESPONSE_TENSORS),
+        _ON_CPU,
+        _parameter("engine", model.engine.model_dump_json()),
+        _parameter("router", deployment.router.model_dump_json()),
+        _parameter("models", json.dumps(deployment.model_names)),
+        _parameter("index", json.dumps(index)),
+    )
+
+
+def _token_router(deployment: Deployment) -> str:
+    return _config(
+        f'name: "{ROUTER}"',
+        f'backend: "{ROUTER}"',
+        *_public(),
+        _ON_CPU,
+        _parameter("runtime", deployment.runtime().model_dump_json()),
+    )
+
+
+def _ensemble() -> str:
+    maps = [f'input_map {{ key: "{name}" value: "{name}" }}' for name in _PUBLIC_INPUTS]
+    maps += [f'output_map {{ key: "{name}" value: "{name}" }}' for name in OUTPUTS]
+    step = "\n".join(f"      {line}" for line in (f'model_name: "{ROUTER}"', "model_version: -1", *maps))
+    return _config(
+        f'name: "{ENSEMBLE}"',
+        'platform: "ensemble"',
+        *_public(),
+        f"ensemble_scheduling {{\n  step [\n    {{\n{step}\n    }}\n  ]\n}}",
+    )
+
+
+def _public() -> tuple[str, ...]:
+    """What token_router and the ensemble have in common."""
+    return (
+        "max_batch_size: 1",
+        _DECOUPLED,
+        _tensors("input", {name: t[:2] for name, t in _PUBLIC_INPUTS.items()}, " optional: true"),
+        _tensors("output", {name: t[:2] for name, t in OUTPUTS.items()}),
+    )
+
+
+def _config(*parts: str) -> str:
+    return "\n".join((HEADER, *parts)) + "\n"
+
+
+def _tensors(field: str, tensors: Mapping[str, tuple[str, tuple[int, ...]]], extra: str = "") -> str:
+    rows = [
+        f'  {{ name: "{name}" data_type: {data_type} dims: [ {", ".join(map(str, dims))} ]{extra} }}'
+        for name, (data_type, dims) in tensors.items()
+    ]
+    return f"{field} [\n" + ",\n".join(rows) + "\n]"
+
+
+def _parameter(key: str, json_text: str) -> str:
+    # single quotes, which the protobuf text format allows too, leave the JSON readable
+    quoted = json_text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"parameters {{ key: \"{key}\" value {{ string_value: '{quoted}' }} }}"

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The folder of one run, and what a run that was killed has left behind.
+
+A run is named by its folder: the shared memory of its stubs carries the name, and so do the command lines
+of its processes. That is how they are found again.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import psutil
+
+__all__ = ["RunDirectory"]
+
+_PREFIX = "tokenrouter-"
+_OWNER = "supervisor.pid"
+_SHM = Path("/dev/shm")
+_KILL_WAIT_S = 5.0
+
+
+class RunDirectory:
+    """path: the folder, alive for as long as this process or until `remove`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls) -> RunDirectory:
+        """A new folder under the system's temporary one, after removing what dead runs have left."""
+        for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+            run = cls(path)
+            if path.stat().st_uid == os.getuid() and run._is_abandoned():
+                run.remove()
+        run = cls(Path(tempfile.mkdtemp(prefix=_PREFIX)))
+        me = psutil.Process()
+        (run.path / _OWNER).write_text(f"{me.pid} {me.create_time()}")
+        return run
+
+    @property
+    def shm_prefix(self) -> str:
+        """What the names of the run's shared-memory regions begin with."""
+        return f"{self.path.name}_"
+
+    def processes(self) -> list[psutil.Process]:
+        """The run's tritonserver and stubs, even those that have lost their parent."""
+        return [p for p in psutil.process_iter(["cmdline"]) if self._is_of_run(p.info["cmdline"] or [])]
+
+    def remove(self) -> None:
+        """End the run's processes and delete its shared memory and its folder."""
+        left = self.processes()
+        for process in left:
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                continue
+        psutil.wait_procs(left, timeout=_KILL_WAIT_S)
+        for region in _SHM.glob(f"{self.shm_prefix}*"):
+            region.unlink(missing_ok=True)
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def _is_of_run(self, command: list[str]) -> bool:
+        """Triton's processes name the folder itself: other programs may name something inside it."""
+        root = f"{self.path}/"
+        is_stub = bool(command) and command[0].startswith(root)
+        return is_stub or f"--model-repository={root}model_repository" in command
+
+    def _is_abandoned(self) -> bool:
+        """Whether the process that made the folder is gone."""
+        try:
+            pid, created = (self.path / _OWNER).read_text().split()
+            return psutil.Process(int(pid)).create_time() != float(created)
+        except (OSError, ValueError):
+            return False  # being made just now, or not ours
+        except psutil.NoSuchProcess:
+            return True

@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a deployment to a server that makes tokens, and back to nothing left.
+
+Triton neither notices nor restarts a model whose process has died, and says "ready" all the while. So the
+supervisor watches for itself: tritonserver and token_router by their processes, the LLMs by what
+token_router, which calls them, says of them.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psutil
+
+from tools.control import ControlClient, ControlError, RouterStatus
+from tools.deployment import ROUTER, Deployment
+from tools.errors import UserError
+from tools.ports import settle_ports
+from tools.repository import render
+from tools.run_directory import RunDirectory
+from tools.triton_install import find_triton
+from tools.triton_server import TritonError, TritonServer
+from tools.validate import require_valid
+
+__all__ = ["RunningServer", "ServerDied", "Supervisor", "running_server"]
+
+_log = logging.getLogger("tokenrouter.supervisor")
+_STARTUP_POLL_S = 0.1
+_DRAIN_POLL_S = 0.1
+_WATCH_POLL_S = 2.0
+_LLM_PATIENCE_S = 10.0  # token_router reloads a dead LLM itself; this long it is left to
+_ROUTER_PATIENCE_S = 30.0  # without an answer on the control socket
+
+
+class ServerDied(Exception):
+    """tritonserver has ended by itself. The message is one line."""
+
+
+class RunningServer:
+    """What a caller of a running server needs. The urls are host:port, as tritonclient wants them."""
+
+    def __init__(self, triton: TritonServer, control: ControlClient, deployment: Deployment) -> None:
+        self._triton = triton
+        self.control = control
+        self.deployment = deployment
+        self.http_url = triton.http_url
+        self.grpc_url = triton.grpc_url
+        self.metrics_url = triton.metrics_url
+        self.log_path = triton.log_path
+        self.pid = triton.pid
+
+    def stub_pids(self) -> dict[str, int]:
+        """The process of token_router and of each LLM, by the model's name."""
+        return self._triton.stub_pids()
+
+
+class Supervisor:
+    """One run: `start`, `watch`, `stop`. Whatever happens, `stop` leaves nothing behind.
+
+    quit: set it to end `start` or `watch`. hurry: set it to end the wait of a `stop` that drains.
+    """
+
+    def __init__(self, deployment: Deployment) -> None:
+        self.deployment = deployment
+        self.quit = threading.Event()
+        self.hurry = threading.Event()
+        self._run: RunDirectory | None = None
+        self._triton: TritonServer | None = None
+        self._watcher: _Watcher | None = None
+
+    def start(self) -> RunningServer | None:
+        """Check, prepare, start, and wait until every model has answered and a token has been made.
+
+        None when `quit` was set meanwhile. Raises UserError with the reason as one line.
+        """
+        require_valid(self.deployment)
+        install = find_triton()
+        self._run = RunDirectory.create()
+        ports = settle_ports(self.deployment.server)
+        render(self.deployment, self._run.path / "model_repository")
+        self._triton = triton = TritonServer(install, self._run, ports)
+        control = ControlClient(self._run.path / "control.sock")
+        triton.start()
+        deadline = time.monotonic() + self.deployment.server.startup_timeout_s
+        while (missing := _not_ready(triton, control)) is not None:
+            if self.quit.wait(_STARTUP_POLL_S):
+                return None
+            if time.monotonic() > deadline:
+                limit = self.deployment.server.startup_timeout_s
+                raise UserError(f"server.startup_timeout_s: not serving after {limit:g} s: {missing}")
+        _make_a_token(triton.grpc_url, max(1.0, deadline - time.monotonic()))
+        self._watcher = _Watcher(triton, control)
+        return RunningServer(triton, control, self.deployment)
+
+    def watch(self) -> None:
+        """Keep the models alive until `quit` is set. Raises ServerDied when tritonserver ends."""
+        if self._watcher is None:
+            raise RuntimeError("watch before start")
+        while not self.quit.wait(_WATCH_POLL_S):
+            self._watcher.look()
+
+    def stop(self, *, drain: bool) -> None:
+        """End everything; with `drain`, the requests under way may finish within drain_timeout_s first."""
+        try:
+            if self._triton is not None and self._run is not None:
+                control = ControlClient(self._run.path / "control.sock")
+                if drain and self._watcher is not None:
+                    self._drain(control)
+                _let_go(self._triton, control)
+        finally:
+            if self._run is not None:
+                self._run.remove()
+
+    def _drain(self, control: ControlClient) -> None:
+        limit_s = self.deployment.server.drain_timeout_s
+        deadline = time.monotonic() + limit_s
+        try:
+            control.drain()
+            while (left := _requests(control.status())) and time.monotonic() < deadline:
+                if self.hurry.wait(_DRAIN_POLL_S):
+                    break
+        except ControlError as error:
+            _log.warning("no draining: %s", error)
+            return
+        if left:
+            _log.warning("%d requests had not finished and were ended", left)
+
+
+@contextmanager
+def running_server(deployment: Deployment) -> Iterator[RunningServer]:
+    """The deployment served and watched while the block runs; at its end requests are ended, not awaited.
+
+    Raises UserError as `Supervisor.start` does.
+    """
+    supervisor = Supervisor(deployment)
+    watching = threading.Thread(target=_watch_quietly, args=(supervisor,), name="supervisor")
+    try:
+        server = supervisor.start()
+        if server is None:
+            raise RuntimeError("the supervisor was told to quit while it started")
+        watching.start()
+        yield server
+    finally:
+        supervisor.quit.set()
+        if watching.ident is not None:
+            watching.join()
+        supervisor.stop(drain=False)
+
+
+def _watch_quietly(supervisor: Supervisor) -> None:
+    try:
+        supervisor.watch()
+    except ServerDied as error:  # the caller sees it from the requests that fail
+        _log.error("%s", error)
+
+
+def _not_ready(triton: TritonServer, control: ControlClient) -> str | None:
+    """What the start still waits for; None = nothing. Raises UserError when it waits in vain."""
+    code = triton.returncode()
+    if (failure := triton.load_failure()) is not None:
+        raise UserError(failure)
+    if code is not None:
+        raise UserError(f"tritonserver ended with {code}: {triton.last_error()}")
+    if not triton.is_ready():
+        return "Triton is loading the models"
+    try:
+        status = control.status()
+    except ControlError as error:
+        return str(error)
+    if down := status.down():
+        return f"no answer yet from {', '.join(down)}"
+    return None if status.state == "serving" else f"token_router is {status.state}"
+
+
+def _make_a_token(grpc_url: str, timeout_s: float) -> None:
+    """One token of one request, the whole way that a client's goes. Raises UserError."""
+    from tools.client import Answer, GenerationError, TokenRouterClient
+
+    try:
+        with TokenRouterClient(grpc_url) as client:
+            answer = Answer.of(
+                client.generate(input_ids=[1], max_tokens=1, stream=False, ignore_eos=True, timeout_s=timeout_s)
+            )
+    except GenerationError as error:
+        raise UserError(f"the first token was not made: {error}") from error
+    if not answer.ids:
+        raise UserError("the first request was answered without a token")
+
+
+def _requests(status: RouterStatus) -> int:
+    return status.live + status.queued
+
+
+def _let_go(triton: TritonServer, control: ControlClient) -> None:
+    """End what still runs and stop Triton, which hangs while a request or a client's stream is open."""
+    try:
+        control.abort("the server is shutting down")
+        triton.unload(ROUTER)
+    except (ControlError, TritonError) as error:
+        _log.debug("before the stop: %s", error)
+    triton.stop()
+
+
+class _Watcher:
+    """Looks after a started server, one `look` at a time; remembers since when what has been wrong."""
+
+    def __init__(self, triton: TritonServer, control: ControlClient) -> None:
+        self._triton = triton
+        self._control = control
+        self._router = psutil.Process(triton.stub_pids()[ROUTER])
+        self._down_since: dict[str, float] = {}
+
+    def look(self) -> None:
+        """Raises ServerDied. What else is wrong is put right, or left for the next look."""
+        if (code := self._triton.returncode()) is not None:
+            raise ServerDied(f"tritonserver ended with {code}: {self._triton.last_error()}")
+        if not _is_alive(self._router):
+            _log.error("%s died; starting it again", ROUTER)
+            self._reload(ROUTER)
+            return
+        try:
+            status = self._control.status()
+        except ControlError as error:
+            self._router_is_silent(error)
+            return
+        self._note(up={ROUTER, *status.models} - set(status.down()))
+        for model in status.down():
+            if self._down_for(model) > _LLM_PATIENCE_S:
+                self._reload(model)
+
+    def _router_is_silent(self, error: ControlError) -> None:
+        if self._down_for(ROUTER) > _ROUTER_PATIENCE_S:
+            _log.error("%s hangs (%s); starting it again", ROUTER, error)
+            self._router.kill()
+            self._reload(ROUTER)
+
+    def _down_for(self, model: str) -> float:
+        """Seconds since `model` was first seen not to answer."""
+        if model not in self._down_since:
+            _log.warning("%s does not answer", model)
+            self._down_since[model] = time.monotonic()
+        return time.monotonic() - self._down_since[model]
+
+    def _note(self, up: set[str]) -> None:
+        for model in up & set(self._down_since):
+            _log.info("%s answers again after %.1f s", model, time.monotonic() - self._down_since.pop(model))
+
+    def _reload(self, model: str) -> None:
+        self._down_since[model] = time.monotonic()  # patience anew, whether it works or not
+        try:
+            self._triton.reload(model)
+        except TritonError as error:
+            _log.error("%s", error)
+            return
+        _log.info("%s was loaded again", model)
+        if model == ROUTER:
+            self._router = psutil.Process(self._triton.stub_pids()[ROUTER])
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
