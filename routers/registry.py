@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -55,10 +56,13 @@ class RouterConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str = Field("rstitch", description="a built-in algorithm, or 'package.module:ALGORITHM'")
+    path: str | None = Field(None, description="the folder that the module lies in, where it isn't installed")
     params: dict[str, Any] = Field(default_factory=dict, description="the algorithm's parameters")
 
     def algorithm(self) -> Algorithm:
         """Raises ValueError when there is no such algorithm."""
+        if self.path is not None and self.path not in sys.path:
+            sys.path.append(self.path)  # the models' processes ignore PYTHONPATH
         return load_algorithm(self.name)
 
     def parsed_params(self) -> RouterParams:
@@ -80,7 +84,7 @@ class RouterConfig(BaseModel):
             if key not in allowed:
                 names = ", ".join(sorted(allowed)) or "none"
                 raise ValueError(
-                    f"router_params: '{key}' can't be set by a request to router '{algorithm.name}'; allowed: {names}"
+                    f"'{key}' can't be set by a request to router '{algorithm.name}'; allowed: {names}"
                 )
         return parse_params(algorithm, {**self.params, **overrides})
 

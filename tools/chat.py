@@ -13,10 +13,9 @@ from rich.console import Console
 
 from tools.client import Answer, GenerationError, TokenRouterClient
 from tools.coloring import Painter
-from tools.demo import comparison_table, fetch_weights, on_free_ports
-from tools.deployment import load_deployment
+from tools.demo import comparison_table
 from tools.errors import UserError
-from tools.supervisor import running_server
+from tools.own_server import own_server
 
 __all__ = ["Conversation", "chat"]
 
@@ -92,7 +91,7 @@ class Conversation:
             self._console.print("no answer yet", style="dim")
 
 
-def chat(config: Path | None = None, url: str | None = None, max_tokens: int | None = None) -> None:
+def chat(config: Path | str | None = None, url: str | None = None, max_tokens: int | None = None) -> None:
     """Talk with the server at `url` (host:port of its gRPC endpoint), or with one started from `config`.
 
     Raises UserError for what the user can put right.
@@ -106,14 +105,11 @@ def chat(config: Path | None = None, url: str | None = None, max_tokens: int | N
 
 
 @contextlib.contextmanager
-def _server_url(config: Path | None, url: str | None, console: Console) -> Iterator[str]:
+def _server_url(config: Path | str | None, url: str | None, console: Console) -> Iterator[str]:
     if url is not None:
         if config is not None:
-            raise UserError("--url and --config: give one of them; a running server has its configuration")
+            raise UserError(f"--url with the deployment {config}: give one of them; a running server has its own")
         yield url
         return
-    deployment = on_free_ports(load_deployment(config))
-    fetch_weights(deployment)
-    console.print("starting the server ...", style="dim")
-    with running_server(deployment) as server:
+    with own_server(config, console) as server:
         yield server.grpc_url

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated, NoReturn, Optional
 
 import typer
 
+from python_backends.llm.catalog import WeightsError
 from tools.errors import UserError
+from tools.models.cli import app as models_app
 
 __all__ = ["app", "main"]
 
@@ -20,6 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+app.add_typer(models_app, name="models")
 
 Config = Annotated[
     Optional[str],  # noqa: UP045, typer reads the annotation at run time, and it must work on Python 3.10
@@ -41,18 +44,19 @@ def serve(
     config: Config = None,
     log: Annotated[Optional[Path], typer.Option(help="Keep Triton's log in this file.")] = None,  # noqa: UP045
 ) -> None:
-    """Serve a deployment until SIGTERM or Ctrl-C; the requests under way then finish first."""
-    from tools.serve import serve as serve_deployment
+    """Serve a deployment until Ctrl-C or SIGTERM; the requests under way then finish first."""
+    from tools.commands.serve import serve
 
-    raise typer.Exit(serve_deployment(config, log))
+    serve(config, log)
 
 
 @app.command()
 def validate(config: Config = None) -> None:
     """Check that a deployment's parts fit each other and this machine."""
-    from tools.validate_report import report
+    from tools.commands.validate import validate
 
-    raise typer.Exit(report(config))
+    if not validate(config):
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -62,11 +66,63 @@ def prepare(
     force: Annotated[bool, typer.Option(help="Write over files that weren't rendered by tokenrouter.")] = False,
 ) -> None:
     """Render a deployment into the model repository that tritonserver loads."""
-    from tools.deployment import load_deployment
+    from tools.deployment import ENSEMBLE, ROUTER, load_deployment
     from tools.repository import render
-    from tools.validate import require_valid_config
+    from tools.validate import config_problems
 
     deployment = load_deployment(config)
-    require_valid_config(deployment)
+    if problems := config_problems(deployment):
+        raise UserError(map(str, problems))
     render(deployment, output, force=force)
-    typer.echo(f"rendered {', '.join(deployment.model_names)}, token_router and ensemble into {output}")
+    typer.echo(f"rendered {', '.join([*deployment.model_names, ROUTER, ENSEMBLE])} into {output}")
+
+
+@app.command()
+def demo(
+    config: Config = None,
+    question: Annotated[Optional[str], typer.Option(help="What to ask.", show_default="a coding question")] = None,  # noqa: UP045
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 256,
+    compare: Annotated[bool, typer.Option(help="Then ask each model alone.")] = True,
+) -> None:
+    """Fetch the models, serve them, and watch two of them write one answer."""
+    from tools.demo import QUESTION, demo
+
+    demo(_path(config), question or QUESTION, max_tokens, compare)
+
+
+@app.command()
+def chat(
+    config: Config = None,
+    url: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="gRPC host:port of a server that runs already.", show_default="start one"),
+    ] = None,
+    max_tokens: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(min=1, help="Most tokens of an answer.", show_default="the server's"),
+    ] = None,
+) -> None:
+    """Talk with the models in the terminal."""
+    from tools.chat import chat
+
+    chat(_path(config), url, max_tokens)
+
+
+def _path(config: str | None) -> Path | None:
+    return None if config is None else Path(config)
+
+
+def main() -> None:
+    """The console script. What a user can put right is one line on stderr and exit status 1."""
+    try:
+        app()
+    except UserError as error:
+        _fail(error.lines)
+    except WeightsError as error:
+        _fail([str(error)])
+
+
+def _fail(lines: list[str]) -> NoReturn:
+    for line in lines:
+        print(f"tokenrouter: {line}", file=sys.stderr)
+    sys.exit(1)

@@ -23,7 +23,7 @@ class ControlError(Exception):
 class RouterStatus:
     """state: starting, serving or draining. live: requests generating. queued: waiting for admission.
 
-    models: by name what token_router knows of each, its "state" (up or down) among it.
+    models: by name what token_router knows of each, its "state" among it.
     """
 
     state: str
@@ -31,9 +31,9 @@ class RouterStatus:
     queued: int
     models: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def down(self) -> list[str]:
-        """The models that don't answer."""
-        return [name for name, model in self.models.items() if model.get("state") != "up"]
+    def not_up(self) -> dict[str, str]:
+        """The states of the models that don't serve: starting, reloading (token_router is at it), or down."""
+        return {name: str(m.get("state")) for name, m in self.models.items() if m.get("state") != "up"}
 
 
 class ControlClient:

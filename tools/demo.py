@@ -12,16 +12,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from python_backends.llm.catalog import CATALOG, WeightsError
-from python_backends.llm.engines.config import LlamaCppConfig
 from tools.client import Answer, GenerationError, TokenRouterClient
 from tools.coloring import Painter
-from tools.deployment import Deployment, load_deployment
+from tools.deployment import Deployment
 from tools.errors import UserError
-from tools.models import fetch
-from tools.supervisor import running_server
+from tools.own_server import own_server
 
-__all__ = ["QUESTION", "comparison_table", "demo", "fetch_weights", "on_free_ports"]
+__all__ = ["QUESTION", "comparison_table", "demo"]
 
 QUESTION = "Write a Python function that returns the n-th Fibonacci number, with a docstring and two asserts."
 
@@ -43,45 +40,24 @@ class _Run:
     router_params: dict[str, Any] | None = None
 
 
-def demo(config: Path | None = None, question: str = QUESTION, max_tokens: int = 256, compare: bool = True) -> None:
+def demo(
+    config: Path | str | None = None, question: str = QUESTION, max_tokens: int = 256, compare: bool = True
+) -> None:
     """Fetch what is missing, serve `config` (None = the shipped default), ask, stream, compare, shut down.
 
     Raises UserError for what the user can put right, typer.Exit(130) on Ctrl-C; the server is shut down
     in every case.
     """
     console = Console()
-    deployment = on_free_ports(load_deployment(config))
-    if deployment.tokenizer is None:
-        raise UserError(f"{config}: tokenizer: is null; the demo asks in words and needs one")
     try:
-        fetch_weights(deployment)
-        console.print("starting the server ...", style="dim")
-        with running_server(deployment) as server, TokenRouterClient(server.grpc_url) as client:
-            painter = Painter(console, deployment.model_names)
-            _ask_all(client, painter, _runs(deployment, compare), question, max_tokens)
-            console.print("shutting down ...", style="dim")
+        with own_server(config, console) as server, TokenRouterClient(server.grpc_url) as client:
+            painter = Painter(console, server.deployment.model_names)
+            _ask_all(client, painter, _runs(server.deployment, compare), question, max_tokens)
     except KeyboardInterrupt:
         console.print("\nstopped", style="dim")
         raise typer.Exit(130) from None
     except GenerationError as error:
         raise UserError(f"the server didn't answer: {error}") from error
-
-
-def fetch_weights(deployment: Deployment) -> None:
-    """Bring what the deployment's models need and this machine lacks. Raises UserError when that fails."""
-    engines = [model.engine for model in deployment.models]
-    names = [e.weights for e in engines if isinstance(e, LlamaCppConfig) and e.weights in CATALOG]
-    try:
-        for name in names:
-            fetch(name)
-    except WeightsError as error:
-        raise UserError(str(error)) from error
-
-
-def on_free_ports(deployment: Deployment) -> Deployment:
-    """The same on whatever ports are free: nobody else has to find this server."""
-    free = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
-    return deployment.model_copy(update={"server": deployment.server.model_copy(update=free)})
 
 
 def _ask_all(client: TokenRouterClient, painter: Painter, runs: Sequence[_Run], question: str, max_tokens: int) -> None:

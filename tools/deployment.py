@@ -165,7 +165,10 @@ def _with_absolute_paths(deployment: Deployment, folder: Path) -> Deployment:
     tokenizer = deployment.tokenizer
     if tokenizer is not None and tokenizer not in FAMILIES and tokenizer not in CATALOG and "/" in tokenizer:
         tokenizer = absolute(tokenizer)
-    return deployment.model_copy(update={"models": models, "tokenizer": tokenizer})
+    router = deployment.router
+    if router.path is not None:
+        router = router.model_copy(update={"path": absolute(router.path)})
+    return deployment.model_copy(update={"models": models, "tokenizer": tokenizer, "router": router})
 
 
 def _one_line(error: yaml.YAMLError) -> str:

@@ -93,10 +93,10 @@ def _contexts(weights: list[_Weights]) -> Iterator[Problem]:
 
 def _same_vocabulary(deployment: Deployment, weights: list[_Weights]) -> Iterator[Problem]:
     sizes = _vocabulary_sizes(deployment, weights)
-    first, *others = sizes.items()
-    for path, size in others if weights or others else ():
-        if size != first[1]:
-            yield Problem(path, f"a vocabulary of {size}", f"must have that of {first[0]}, {first[1]}")
+    first = next(iter(sizes), None)  # None: no weights could be read
+    for path, size in sizes.items():
+        if first is not None and size != sizes[first]:
+            yield Problem(path, f"a vocabulary of {size}", f"must have that of {first}, {sizes[first]}")
     for w in weights[1:]:
         ours, theirs = weights[0].header, w.header
         if ours.arrays.get(_TOKENS) != theirs.arrays.get(_TOKENS) and sizes[w.path] == sizes[weights[0].path]:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import psutil
 
@@ -59,13 +60,16 @@ class RunningServer:
 
 
 class Supervisor:
-    """One run: `start`, `watch`, `stop`. Whatever happens, `stop` leaves nothing behind.
+    """One run: `start`, `watch`, `stop`. Whatever happens, `stop` leaves nothing behind but the log.
+
+    log_path: where Triton's log goes; None = into the run's folder, to vanish with it.
 
     quit: set it to end `start` or `watch`. hurry: set it to end the wait of a `stop` that drains.
     """
 
-    def __init__(self, deployment: Deployment) -> None:
+    def __init__(self, deployment: Deployment, log_path: Path | None = None) -> None:
         self.deployment = deployment
+        self.log_path = log_path
         self.quit = threading.Event()
         self.hurry = threading.Event()
         self._run: RunDirectory | None = None
@@ -82,7 +86,7 @@ class Supervisor:
         self._run = RunDirectory.create()
         ports = settle_ports(self.deployment.server)
         render(self.deployment, self._run.path / "model_repository")
-        self._triton = triton = TritonServer(install, self._run, ports)
+        self._triton = triton = TritonServer(install, self._run, ports, self.log_path)
         control = ControlClient(self._run.path / "control.sock")
         triton.start()
         deadline = time.monotonic() + self.deployment.server.startup_timeout_s
@@ -131,12 +135,12 @@ class Supervisor:
 
 
 @contextmanager
-def running_server(deployment: Deployment) -> Iterator[RunningServer]:
+def running_server(deployment: Deployment, log_path: Path | None = None) -> Iterator[RunningServer]:
     """The deployment served and watched while the block runs; at its end requests are ended, not awaited.
 
     Raises UserError as `Supervisor.start` does.
     """
-    supervisor = Supervisor(deployment)
+    supervisor = Supervisor(deployment, log_path)
     watching = threading.Thread(target=_watch_quietly, args=(supervisor,), name="supervisor")
     try:
         server = supervisor.start()
@@ -171,8 +175,8 @@ def _not_ready(triton: TritonServer, control: ControlClient) -> str | None:
         status = control.status()
     except ControlError as error:
         return str(error)
-    if down := status.down():
-        return f"no answer yet from {', '.join(down)}"
+    if waiting := status.not_up():
+        return "; ".join(f"{model} is {state}" for model, state in waiting.items())
     return None if status.state == "serving" else f"token_router is {status.state}"
 
 
@@ -227,9 +231,10 @@ class _Watcher:
         except ControlError as error:
             self._router_is_silent(error)
             return
-        self._note(up={ROUTER, *status.models} - set(status.down()))
-        for model in status.down():
-            if self._down_for(model) > _LLM_PATIENCE_S:
+        missing = status.not_up()
+        self._note(up={ROUTER, *status.models} - set(missing))
+        for model, state in missing.items():
+            if self._down_for(model) > _LLM_PATIENCE_S and state == "down":
                 self._reload(model)
 
     def _router_is_silent(self, error: ControlError) -> None:

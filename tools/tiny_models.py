@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +22,7 @@ _SPECIAL = ("<|startoftext|>", "<|endoftext|>", "<|im_start|>", "<|im_end|>")
 # first bytes get one, and the rest only single bytes: so a character may be split over two to four tokens.
 _PIECES = (
     *(" the", " return", "def", "if", "for", "    ", "\n\n", "()", "==", "user", "assistant", "system"),
+    "12",  # no text gives it: digits stand alone, and a tokenizer that forgets that shows here
     *("é", "日", "本".encode()[:2], "😀".encode()[:2], "語".encode()[:2]),
 )
 _CHAT_TEMPLATE = (
@@ -153,11 +155,11 @@ def _tensors(
     """The tensors by name. Their scale makes the output vary from step to step, and its entropy too."""
 
     def matrix(rows: int, columns: int, gain: float) -> Array:
-        return (draw.standard_normal((rows, columns)) * gain / np.sqrt(columns)).astype(np.float32)
+        return draw.normal(scale=gain / math.sqrt(columns), size=(rows, columns)).astype(np.float32)
 
     ones = np.ones(embedding, dtype=np.float32)
     kv_rows = embedding // heads * (heads // 2)
-    yield "token_embd.weight", matrix(tokens, embedding, gain=np.sqrt(embedding))
+    yield "token_embd.weight", matrix(tokens, embedding, gain=math.sqrt(embedding))
     for layer in range(layers):
         yield f"blk.{layer}.attn_norm.weight", ones
         yield f"blk.{layer}.attn_q.weight", matrix(embedding, embedding, gain=2.0)

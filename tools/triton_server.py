@@ -11,6 +11,7 @@ import subprocess
 from pathlib import Path
 
 from tools.deployment import ServerConfig
+from tools.errors import UserError
 from tools.run_directory import RunDirectory
 from tools.triton_install import TritonInstall
 
@@ -30,11 +31,13 @@ class TritonError(Exception):
 class TritonServer:
     """run: its folder holds model_repository/ and gets backends/ and triton.log. server: no port at 0."""
 
-    def __init__(self, install: TritonInstall, run: RunDirectory, server: ServerConfig) -> None:
+    def __init__(
+        self, install: TritonInstall, run: RunDirectory, server: ServerConfig, log_path: Path | None = None
+    ) -> None:
         self.install = install
         self.run = run
         self.server = server
-        self.log_path = run.path / "triton.log"
+        self.log_path = log_path or run.path / "triton.log"
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -56,11 +59,18 @@ class TritonServer:
         return self._started().pid
 
     def start(self) -> None:
-        """Start the process; it loads every model of the repository and ends if one fails."""
+        """Start the process; it loads every model of the repository and ends if one fails.
+
+        Raises UserError when the log can't be written.
+        """
         backends = self.run.path / "backends"
         self.install.make_backend_directory(backends)
         environment = os.environ | self.install.environment() | {"TOKENROUTER_RUN_DIR": str(self.run.path)}
-        with self.log_path.open("wb") as log:
+        try:
+            log = self.log_path.open("wb")
+        except OSError as error:
+            raise UserError(f"{self.log_path}: can't be written: {error.strerror}") from error
+        with log:
             self._process = subprocess.Popen(
                 self._command(backends),
                 env=environment,

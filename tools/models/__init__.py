@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from tools.models.fetch import Source, fetch
+from tools.models.fetching import Source, fetch
 from tools.models.listing import ModelRow, list_models
 
 __all__ = ["ModelRow", "Source", "fetch", "list_models"]

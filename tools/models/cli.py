@@ -9,11 +9,12 @@ from enum import Enum
 from typing import Annotated
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from python_backends.llm.catalog import FAMILIES, WeightsError
-from tools.models.fetch import fetch
+from tools.models.fetching import fetch
 from tools.models.listing import ModelRow, list_models
 
 __all__ = ["app"]
@@ -61,8 +62,11 @@ def fetch_command(
 
 
 def _table(rows: list[ModelRow]) -> Table:
-    table = Table("name", "family", "size", "here", "licence", "source")
+    table = Table("name", "family", "size", "here", "licence", "source", box=SIMPLE_HEAD, padding=0)
+    for column in table.columns:
+        column.no_wrap = column.header != "source"
     table.columns[2].justify = "right"
+    table.columns[5].overflow = "fold"
     for row in rows:
         here = "[green]yes[/]" if row.present else "no"
         table.add_row(row.name, row.family, f"{row.size_bytes / 1e6:,.0f} MB", here, row.licence, row.source)

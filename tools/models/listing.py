@@ -39,5 +39,5 @@ def _row(entry: Official | Derived) -> ModelRow:
         size_bytes=weights_path(entry.name).stat().st_size if present else entry.size_bytes,
         present=present,
         licence=official.licence,
-        source=f"made from {entry.source}" if isinstance(entry, Derived) else f"{entry.hub.repo} ({entry.hub.file})",
+        source=f"made from {entry.source}" if isinstance(entry, Derived) else entry.hub.repo,
     )

@@ -159,6 +159,8 @@ def _context_params(config: LlamaCppConfig) -> Any:
     params.n_threads = params.n_threads_batch = config.threads
     params.flash_attn_type = llama.LLAMA_FLASH_ATTN_TYPE_ENABLED
     params.kv_unified = not config.deterministic
+    if config.deterministic and config.threads > 1:
+        params.type_k, params.type_v = llama.GGML_TYPE_Q8_0, llama.GGML_TYPE_F16
     return params
 
 

@@ -44,7 +44,7 @@ class LlamaCppEngine(Engine):
         self._hidden_states = hidden_states
         self._context = LlamaContext(locate_weights(config.weights), config)
         self._sequences: dict[int, _Sequence] = {}
-        self._free_slots = list(range(config.max_sessions))
+        self._free_slots = list(range(config.max_sessions))[::-1]
         self._capacity = Capacity(
             max_sessions=config.max_sessions,
             context_tokens=config.context_tokens,
@@ -72,6 +72,8 @@ class LlamaCppEngine(Engine):
                 suffixes.append(self._admit(step))
             except ValueError as error:
                 errors[step.session] = str(error)
+        # with a KV buffer for each session, llama.cpp batches only sequences of consecutive, rising numbers
+        suffixes.sort(key=lambda s: s[0].slot)
         sessions = {self._sequences[s.session].slot: s.session for s in batch if s.session not in errors}
         return self._compute(self._plan(suffixes), sessions, errors)
 

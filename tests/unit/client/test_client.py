@@ -4,68 +4,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from typing import Any
 
 import grpc  # type: ignore[import-untyped]
-import numpy as np
 import pytest
-from tritonclient.grpc import service_pb2, service_pb2_grpc
-from tritonclient.utils import serialize_byte_tensor
+from tritonclient.grpc import service_pb2
 
+from tests.unit.client.fake_triton import FakeTriton, response, two_chunks
 from tools.client import Answer, Chunk, GenerationError, TokenRouterClient
-
-Script = Callable[[Any, grpc.ServicerContext], Iterator[Any]]
-
-
-def response(text: str, ids: list[int], model: str, finish_reason: str = "", usage: str = "") -> Any:
-    """A ModelStreamInferResponse as the public model sends it: every tensor [1, n], raw contents."""
-    reply = service_pb2.ModelStreamInferResponse()
-    for name, values in {
-        "text_output": [text],
-        "output_models": [model] * len(ids),
-        "finish_reason": [finish_reason],
-        "usage": [usage],
-    }.items():
-        reply.infer_response.outputs.add(name=name, datatype="BYTES", shape=[1, len(values)])
-        raw = serialize_byte_tensor(np.array([v.encode() for v in values], dtype=np.object_))
-        reply.infer_response.raw_output_contents.append(raw.item() if raw.size else b"")
-    reply.infer_response.outputs.add(name="output_ids", datatype="INT32", shape=[1, len(ids)])
-    reply.infer_response.raw_output_contents.append(np.array(ids, dtype=np.int32).tobytes())
-    return reply
-
-
-class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
-    """Answers each stream with `script(request, context)` and keeps what it was sent."""
-
-    def __init__(self) -> None:
-        self.requests: list[Any] = []
-        self.metadata: list[dict[str, Any]] = []
-        self.script: Script = lambda request, context: iter(())
-
-    def ModelStreamInfer(self, request_iterator: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
-        self.metadata.append(dict(context.invocation_metadata()))
-        for request in request_iterator:
-            self.requests.append(request)
-            yield from self.script(request, context)
-
-
-@pytest.fixture
-def triton() -> Iterator[tuple[FakeTriton, TokenRouterClient]]:
-    fake = FakeTriton()
-    server = grpc.server(ThreadPoolExecutor(4))
-    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(fake, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    with TokenRouterClient(f"127.0.0.1:{port}") as client:
-        yield fake, client
-    server.stop(grace=None).wait()
-
-
-def two_chunks(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
-    yield response("Hé", [5, 6], "slm")
-    yield response("llo", [7], "llm", "stop", '{"prompt_tokens": 3, "handoffs": 1}')
 
 
 def test_chunks_arrive_in_order_with_their_models(triton: tuple[FakeTriton, TokenRouterClient]) -> None:

@@ -113,12 +113,17 @@ def _check_disk(missing: list[Official | Derived]) -> None:
     # While a file is put together from its parts, both are there.
     passing_bytes = max((entry.size_bytes for entry in missing if isinstance(entry, Official)), default=0)
     needed_bytes = sum(entry.size_bytes for entry in missing) + passing_bytes + _SPARE_BYTES
-    needed_bytes -= folder_bytes(cache_root() / "partial")
+    needed_bytes -= sum(folder_bytes(_partial(entry)) for entry in missing)
     free_bytes = shutil.disk_usage(cache_root()).free
     if free_bytes < needed_bytes:
         raise WeightsError(
             f"the disk of {cache_root()} has {free_bytes / 1e9:.1f} GB free; {needed_bytes / 1e9:.1f} GB are needed"
         )
+
+
+def _partial(entry: Official | Derived) -> Path:
+    """Where what a fetch has brought of `entry` lies until it's whole."""
+    return cache_root() / "partial" / entry.name
 
 
 def _bring_official(entry: Official, places: list[_Place], console: Console) -> None:
@@ -135,7 +140,7 @@ def _bring_official(entry: Official, places: list[_Place], console: Console) -> 
 
 
 def _bring_from(entry: Official, place: _Place, console: Console) -> None:
-    folder = cache_root() / "partial" / entry.name / place.source
+    folder = _partial(entry) / place.source
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -155,7 +160,7 @@ def _bring_from(entry: Official, place: _Place, console: Console) -> None:
         shutil.rmtree(folder)
         raise
     path.rename(weights_path(entry.name))
-    shutil.rmtree(folder.parent)
+    shutil.rmtree(_partial(entry))
 
 
 def _check_sha256(path: Path, entry: Official) -> None:

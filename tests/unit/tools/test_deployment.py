@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A deployment file: what it gives, and what it says to each mistake."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from python_backends.llm.engines.config import LlamaCppConfig
+from tools.deployment import Deployment, load_deployment, shipped_deployments
+from tools.errors import UserError
+
+PACED = "models: [{name: slm, engine: {type: paced}}, {name: llm, engine: {type: paced}}]\n"
+
+
+def lines_of(path: Path, text: str) -> list[str]:
+    """What loading this text says, without the file's name in front."""
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(UserError) as raised:
+        load_deployment(path)
+    prefix = f"{path}: "
+    assert all(line.startswith(prefix) and "\n" not in line for line in raised.value.lines)
+    return [line.removeprefix(prefix) for line in raised.value.lines]
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("models: [", ["is not valid YAML: line 1, column 10: expected the node content, but found '<stream end>'"]),
+        ("- slm", ["must be a mapping with the keys models, tokenizer, router, batching, limits, server"]),
+        ("", ["must be a mapping with the keys models, tokenizer, router, batching, limits, server"]),
+        ("tokenizer: smollm2", ["models: is missing"]),
+        ("models: []", ["models: got []; list should have at least 1 item after validation, not 0"]),
+        ("models: [{engine: {type: paced}}]", ["models[0].name: is missing"]),
+        ("models: [{name: slm}]", ["models[0].engine: is missing"]),
+        (PACED + "models: []", ["is not valid YAML: line 2, column 1: key 'models' is given twice"]),
+        (
+            PACED + "limit: {max_live: 3}",
+            [
+                "limit: unknown key (did you mean 'limits'?); allowed: models, tokenizer, router, batching, limits,"
+                " server"
+            ],
+        ),
+        (
+            PACED + "limits: {max_lives: 3}",
+            [
+                "limits.max_lives: unknown key (did you mean 'max_live'?); allowed: max_live, max_queue,"
+                " default_max_tokens, step_timeout_s"
+            ],
+        ),
+        (
+            "models: [{name: slm, engine: {type: paced, thread: 1, step_ms: -1}}]",
+            [
+                "models[0].engine.step_ms: got -1; input should be greater than or equal to 0",
+                "models[0].engine.thread: unknown key; allowed: type, step_ms, prefill_token_ms, vocab_size, eos_every,"
+                " context_tokens, max_sessions, prefill_chunk",
+            ],
+        ),
+        (
+            "models: [{name: slm, engine: {type: llama}}]",
+            ["models[0].engine.type: got 'llama'; allowed: 'llama_cpp', 'paced'"],
+        ),
+        ("models: [{name: slm, engine: {step_ms: 1}}]", ["models[0].engine.type: is missing"]),
+        ("models: [{name: slm, engine: {type: llama_cpp}}]", ["models[0].engine.weights: is missing"]),
+        (
+            "models: [{name: a b, engine: {type: paced}}]",
+            ["models[0].name: got 'a b'; must be letters, digits, '_', '-' and '.', beginning with a letter or digit"],
+        ),
+        (
+            "models: [{name: ensemble, engine: {type: paced}}]",
+            ["models[0].name: got 'ensemble'; 'token_router' and 'ensemble' are the names of the public models"],
+        ),
+        (
+            "models: [{name: a, engine: {type: paced}}, {name: a, engine: {type: paced}}]",
+            ["models: each model needs a name of its own; given twice: a"],
+        ),
+        (
+            PACED + "batching: {threshold: few}",
+            [
+                "batching.threshold: got 'few'; input should be a valid integer, unable to parse string as an integer"
+                " or input should be a valid list or input should be a valid dictionary"
+            ],
+        ),
+        (PACED + "batching: {threshold: [1, 0]}", ["batching.threshold[1]: got 0; input should be greater than 0"]),
+        (
+            PACED + "batching: {threshold: {4: [1, 0]}}",
+            ["batching.threshold[4][1]: got 0; input should be greater than 0"],
+        ),
+        (PACED + "batching: {threshold: {}}", ["batching.threshold: got {}; a table by N needs at least one entry"]),
+        (
+            PACED + "batching: {llm_prefill: early}",
+            ["batching.llm_prefill: got 'early'; input should be 'eager' or 'lazy'"],
+        ),
+        (
+            PACED + "server: {http_port: 70000}",
+            ["server.http_port: got 70000; input should be less than or equal to 65535"],
+        ),
+        (
+            PACED + "server: {http_port: 9000, grpc_port: 9000}",
+            ["server: http_port, grpc_port and metrics_port must differ"],
+        ),
+    ],
+)
+def test_each_mistake_is_one_line(tmp_path: Path, text: str, lines: list[str]) -> None:
+    assert lines_of(tmp_path / "d.yaml", text) == lines
+
+
+def test_a_missing_file_names_what_there_is() -> None:
+    with pytest.raises(
+        UserError, match=r"^smolm2: no such file \(did you mean 'smollm2'\?\); .* default, paced, smollm2$"
+    ):
+        load_deployment("smolm2")
+
+
+def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "d.yaml"
+    path.write_bytes(b"models: \xff")
+    with pytest.raises(UserError, match="is not UTF-8 text"):
+        load_deployment(path)
+
+
+def test_paths_are_taken_from_the_folder_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "d.yaml"
+    path.write_text(
+        "models: [{name: a, engine: {type: llama_cpp, weights: w/a.gguf}}]\ntokenizer: ./tok\nrouter: {path: r}\n"
+    )
+    deployment = load_deployment(path)
+    assert deployment.router.path == str(tmp_path / "r")
+    engine = deployment.models[0].engine
+    assert isinstance(engine, LlamaCppConfig)
+    assert (engine.weights, deployment.tokenizer) == (str(tmp_path / "w/a.gguf"), str(tmp_path / "tok"))
+
+
+def test_names_of_the_catalogue_stay_names() -> None:
+    default = load_deployment()
+    engines = [m.engine for m in default.models]
+    assert [e.weights for e in engines if isinstance(e, LlamaCppConfig)] == [
+        "qwen2.5-coder-0.5b-q4_0",
+        "qwen2.5-coder-1.5b-q4_0",
+    ]
+    assert default.tokenizer == "qwen2.5-coder"
+
+
+@pytest.mark.parametrize("name", shipped_deployments())
+def test_a_shipped_deployment_survives_its_own_dump(name: str) -> None:
+    deployment = load_deployment(name)
+    assert Deployment.model_validate(deployment.model_dump()) == deployment
+    assert deployment.runtime().models == deployment.model_names == ["slm", "llm"]

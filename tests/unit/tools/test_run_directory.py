@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run leaves behind, and that the next one clears it."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tools.run_directory import RunDirectory
+
+
+@pytest.fixture(autouse=True)
+def _temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
+@pytest.fixture
+def run() -> Iterator[RunDirectory]:
+    run = RunDirectory.create()
+    yield run
+    run.remove()
+
+
+def stub_of(run: RunDirectory) -> subprocess.Popen[bytes]:
+    """A process that runs a file of the run's folder, as a stub does."""
+    stub = run.path / "stub"
+    stub.symlink_to("/bin/sleep")
+    return subprocess.Popen([str(stub), "60"])
+
+
+def test_removing_ends_the_processes_and_the_shared_memory(run: RunDirectory) -> None:
+    stub = stub_of(run)
+    region = Path("/dev/shm") / f"{run.shm_prefix}1"
+    region.write_bytes(b"")
+    reader = subprocess.Popen(["tail", "-f", str(run.path / "supervisor.pid")])  # names the folder, is not of the run
+    try:
+        assert [p.pid for p in run.processes()] == [stub.pid]
+        run.remove()
+        stub.wait(5)
+        assert reader.poll() is None
+    finally:
+        reader.kill()
+        reader.wait()
+    assert not region.exists() and not run.path.exists()
+
+
+def test_a_run_whose_supervisor_died_is_cleared_by_the_next(run: RunDirectory) -> None:
+    dead = subprocess.Popen(["true"])
+    created = psutil.Process(dead.pid).create_time()
+    dead.wait()
+    (run.path / "supervisor.pid").write_text(f"{dead.pid} {created}")
+    stub = stub_of(run)
+    RunDirectory.create().remove()
+    stub.wait(5)
+    assert not run.path.exists()
+
+
+@pytest.mark.parametrize("owner", [None, "", "not numbers"])
+def test_a_folder_that_names_no_dead_supervisor_stays(run: RunDirectory, owner: str | None) -> None:
+    (run.path / "supervisor.pid").unlink()
+    if owner is not None:
+        (run.path / "supervisor.pid").write_text(owner)
+    RunDirectory.create().remove()
+    assert run.path.exists()
+
+
+def test_a_run_that_goes_on_stays(run: RunDirectory) -> None:
+    RunDirectory.create().remove()
+    assert run.path.exists()

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `check` says of deployments whose parts don't fit each other or this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import gguf
+import psutil
+import pytest
+
+from tools.deployment import Deployment, load_deployment, shipped_deployments
+from tools.gguf_header import read_gguf_header
+from tools.machine import machine_problems, memory_needed
+from tools.tiny_models import ensure_tiny_models
+from tools.validate import check, config_problems
+
+PACED = {"type": "paced", "max_sessions": 16}
+RANDOM = {"name": "random"}
+
+
+def deployment(*engines: dict[str, Any], **sections: Any) -> Deployment:
+    models = [{"name": f"m{i}", "engine": engine} for i, engine in enumerate(engines)]
+    return Deployment.model_validate({"models": models, **sections})
+
+
+def llama(path: Path, **settings: Any) -> dict[str, Any]:
+    return {"type": "llama_cpp", "weights": str(path), "context_tokens": 128, **settings}
+
+
+def write_header(path: Path, tokens: list[str], eos: int = 1, **shape: int) -> Path:
+    """A GGUF file of metadata only."""
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(shape.get("layers", 2))
+    writer.add_context_length(256)
+    writer.add_embedding_length(64)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_token_list(tokens)
+    writer.add_token_scores([0.5] * len(tokens))
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(eos)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("name", shipped_deployments())
+def test_the_shipped_deployments_are_consistent(name: str) -> None:
+    assert config_problems(load_deployment(name)) == []
+
+
+@pytest.mark.parametrize(
+    ("engines", "sections", "problem"),
+    [
+        (
+            [PACED, PACED],
+            {"router": {"name": "rsitch"}},
+            "router.name: got 'rsitch'; no router 'rsitch'; there are markov, random, rstitch, single, and your own by"
+            " a dotted path, 'package.module:ALGORITHM'",
+        ),
+        (
+            [PACED],
+            {"router": RANDOM},
+            "models: got 1 models; router 'random' routes between 2 models; the deployment has 1 (m0)",
+        ),
+        (
+            [PACED, PACED],
+            {"router": {"name": "random", "params": {"p": 2}}},
+            "router.params: got {'p': 2}; router 'random': p: Input should be less than or equal to 1, got 2",
+        ),
+        (
+            [PACED, PACED],
+            {"router": RANDOM, "batching": {"threshold": [1]}},
+            "batching.threshold: got [1]; must have one number for each of the 2 models",
+        ),
+        (
+            [PACED, PACED],
+            {"router": RANDOM, "batching": {"threshold": {2: [1, 1], 8: [1, 1, 2]}}},
+            "batching.threshold.8: got [1, 1, 2]; must have one number for each of the 2 models",
+        ),
+        (
+            [PACED, {"type": "paced", "max_sessions": 4}],
+            {"router": RANDOM, "limits": {"max_live": 5}},
+            "limits.max_live: got 5; model 'm1' holds 4 sessions at once"
+            " (lower it, or raise models[1].engine.max_sessions)",
+        ),
+        (
+            [PACED, {"type": "paced", "vocab_size": 10}],
+            {"router": RANDOM},
+            "models[1].engine.vocab_size: got a vocabulary of 10; must have that of models[0].engine.vocab_size, 1000",
+        ),
+        (
+            [PACED],
+            {"router": {"name": "single"}, "tokenizer": "qwen"},
+            "tokenizer: got 'qwen'; tokenizer 'qwen' is neither a folder nor one of: ",
+        ),
+        (
+            [llama(Path("nowhere.gguf"))],
+            {"router": {"name": "single"}},
+            "models[0].engine.weights: got 'nowhere.gguf'; weights 'nowhere.gguf': no such file",
+        ),
+    ],
+)
+def test_each_problem_is_named_with_its_key(
+    engines: list[dict[str, Any]], sections: dict[str, Any], problem: str
+) -> None:
+    (found,) = check(deployment(*engines, **sections))
+    assert str(found).startswith(problem)
+
+
+def test_a_router_that_reads_logits_needs_an_engine_that_has_them() -> None:
+    found = config_problems(deployment(PACED, PACED, router={"name": "rstitch"}))
+    assert [p.path for p in found] == ["models[0].engine.type", "models[1].engine.type"]
+    assert found[0].allowed == "router 'rstitch' needs logits, which this engine doesn't give; allowed: llama_cpp"
+
+
+def test_real_files_that_fit(tmp_path: Path) -> None:
+    made = ensure_tiny_models(tmp_path)
+    pair = deployment(llama(made["slm"]), llama(made["llm"]), tokenizer=str(made["tokenizer"]))
+    assert check(pair) == []
+
+
+def test_weights_that_are_no_gguf(tmp_path: Path) -> None:
+    (tmp_path / "text.gguf").write_text("this is no model, but long enough for a header")
+    whole = write_header(tmp_path / "whole.gguf", ["a", "b"]).read_bytes()
+    (tmp_path / "cut.gguf").write_bytes(whole[:200])
+    (tmp_path / "empty.gguf").write_bytes(b"")
+    found = machine_problems(deployment(*(llama(tmp_path / f"{n}.gguf") for n in ("text", "cut", "empty"))))
+    assert [p.path for p in found] == [f"models[{i}].engine.weights" for i in range(3)]
+    assert "not a GGUF file of version 2 or 3" in found[0].allowed
+    assert all("must be a GGUF file" in p.allowed for p in found)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "eos", "problem"),
+    [
+        (["a", "b", "c"], 1, "models[1].engine.weights: got a vocabulary of 3; must have that of"),
+        (["a", "x"], 1, "models[1].engine.weights: got '{file}'; must have the vocabulary of models[0].engine.weights"),
+        (["a", "b"], 0, "models[1].engine.weights: got tokenizer.ggml.eos_token_id 0; must be 1, as in"),
+    ],
+)
+def test_models_must_share_vocabulary_and_special_tokens(
+    tmp_path: Path, tokens: list[str], eos: int, problem: str
+) -> None:
+    first = write_header(tmp_path / "first.gguf", ["a", "b"])
+    other = write_header(tmp_path / "other.gguf", tokens, eos)
+    (found,) = machine_problems(deployment(llama(first), llama(other)))
+    assert str(found).startswith(problem.format(file=other))
+
+
+def test_a_tokenizer_must_not_exceed_the_vocabulary(tmp_path: Path) -> None:
+    tokenizer = ensure_tiny_models(tmp_path / "tiny")["tokenizer"]
+    (found,) = machine_problems(deployment({"type": "paced", "vocab_size": 100}, tokenizer=str(tokenizer)))
+    assert found.path == "tokenizer"
+    assert found.allowed == "at most 100, the vocabulary of models[0].engine.vocab_size"
+
+
+def test_a_context_is_at_most_what_the_weights_were_trained_for(tmp_path: Path) -> None:
+    weights = write_header(tmp_path / "a.gguf", ["a", "b"])
+    (found,) = machine_problems(deployment(llama(weights, context_tokens=257)))
+    assert (found.path, found.value) == ("models[0].engine.context_tokens", "257")
+
+
+def test_memory_grows_with_the_contexts_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = write_header(tmp_path / "a.gguf", ["a", "b"])
+    one, ten = (deployment(llama(weights, max_sessions=n)) for n in (1, 10))
+    # 2 layers x 2 KV heads x 16 numbers x (key, value) x 2 bytes, for 128 tokens of 9 more sessions
+    assert memory_needed(ten) - memory_needed(one) == 2 * 2 * 16 * 2 * 2 * 128 * 9
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1 << 20))
+    (found,) = machine_problems(one)
+    assert str(found).startswith("models: got about 0.6 GiB of memory needed; 0.0 GiB are available (lower")
+
+
+def test_the_header_is_what_the_gguf_package_wrote(tmp_path: Path) -> None:
+    header = read_gguf_header(write_header(tmp_path / "a.gguf", ["a", "é", ""]))
+    assert header.values["general.architecture"] == "llama"
+    assert header.values["tokenizer.ggml.eos_token_id"] == 1
+    assert header.of_architecture("attention.head_count_kv") == 2
+    assert {name: array.length for name, array in header.arrays.items()} == {
+        "tokenizer.ggml.tokens": 3,
+        "tokenizer.ggml.scores": 3,
+    }

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A server for one person: what the demo and the chat start when there is none, and end with themselves."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from rich.console import Console
+
+from python_backends.llm.catalog import CATALOG
+from python_backends.llm.engines.config import LlamaCppConfig
+from tools.deployment import Deployment, load_deployment
+from tools.errors import UserError
+from tools.models import fetch
+from tools.supervisor import RunningServer, running_server
+
+__all__ = ["own_server"]
+
+
+@contextmanager
+def own_server(config: Path | str | None, console: Console) -> Iterator[RunningServer]:
+    """The deployment `config` (None = the shipped default) served while the block runs, on free ports.
+
+    What its models need and this machine lacks is fetched first. However the block ends, by SIGTERM or a
+    closed terminal too, the server is shut down. Raises UserError, WeightsError.
+    """
+    deployment = load_deployment(config)
+    if deployment.tokenizer is None:
+        raise UserError(f"{config or 'default'}: tokenizer: is null; who asks in words needs one")
+    for model in deployment.models:
+        if isinstance(model.engine, LlamaCppConfig) and model.engine.weights in CATALOG:
+            fetch(model.engine.weights)
+    console.print("starting the server ...", style="dim")
+    with _exit_on_signals(), running_server(_on_free_ports(deployment)) as server:
+        yield server
+        console.print("shutting down ...", style="dim")
+
+
+def _on_free_ports(deployment: Deployment) -> Deployment:
+    """The same on whatever ports are free: nobody else has to find this server."""
+    free = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
+    return deployment.model_copy(update={"server": deployment.server.model_copy(update=free)})
+
+
+@contextmanager
+def _exit_on_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the block as an exception: by default they would leave the server behind."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
