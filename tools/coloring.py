@@ -41,7 +41,7 @@ class Painter:
             before, after = ("", "") if self._colored else _MARKS[index]
             self._out(f"{before}{name}{after}", index)
             self._out("  ")
-        self._out("\n\n")
+        self._out("\n")
 
     def show(self, generation: Generation, answer: Answer) -> None:
         """Writes an answer while it comes and adds it up in `answer`; what breaks it off cancels it.

@@ -66,12 +66,14 @@ def _ask_all(client: TokenRouterClient, painter: Painter, runs: Sequence[_Run], 
     painter.legend()
     answers: dict[str, Answer] = {}
     for run in runs:
-        console.print(f"{run.title}: {question}\n", style="bold", markup=False, highlight=False)
+        asked = "the same question" if answers else question
+        console.print(f"\n{run.title}: {asked}\n", style="bold", markup=False, highlight=False)
         generation = client.generate(
             messages=[{"role": "user", "content": question}], max_tokens=max_tokens, router_params=run.router_params
         )
         answer = answers[run.title] = Answer(generation.sent_at)
         painter.show(generation, answer)
+        console.print()
         if run in (runs[0], runs[-1]):
             console.print(comparison_table(answers, painter.models))
 

@@ -33,7 +33,7 @@ class RunDirectory:
         """A new folder under the system's temporary one, after removing what dead runs have left."""
         for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
             run = cls(path)
-            if path.stat().st_uid == os.getuid() and run._is_abandoned():
+            if run._is_abandoned():
                 run.remove()
         run = cls(Path(tempfile.mkdtemp(prefix=_PREFIX)))
         me = psutil.Process()
@@ -69,11 +69,13 @@ class RunDirectory:
         return is_stub or f"--model-repository={root}model_repository" in command
 
     def _is_abandoned(self) -> bool:
-        """Whether the process that made the folder is gone."""
+        """Whether the folder is ours and the process that made it is gone."""
         try:
+            if self.path.stat().st_uid != os.getuid():
+                return False
             pid, created = (self.path / _OWNER).read_text().split()
             return psutil.Process(int(pid)).create_time() != float(created)
         except (OSError, ValueError):
-            return False  # being made just now, or not ours
+            return False  # being made or removed just now
         except psutil.NoSuchProcess:
             return True

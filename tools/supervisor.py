@@ -168,16 +168,14 @@ def _not_ready(triton: TritonServer, control: ControlClient) -> str | None:
     if (failure := triton.load_failure()) is not None:
         raise UserError(failure)
     if code is not None:
-        raise UserError(f"tritonserver ended with {code}: {triton.last_error()}")
+        raise UserError(triton.how_it_ended())
     if not triton.is_ready():
         return "Triton is loading the models"
     try:
-        status = control.status()
+        control.status()
     except ControlError as error:
         return str(error)
-    if waiting := status.not_up():
-        return "; ".join(f"{model} is {state}" for model, state in waiting.items())
-    return None if status.state == "serving" else f"token_router is {status.state}"
+    return None  # token_router calls the models only at its first request: `_make_a_token` is that one
 
 
 def _make_a_token(grpc_url: str, timeout_s: float) -> None:
@@ -220,8 +218,8 @@ class _Watcher:
 
     def look(self) -> None:
         """Raises ServerDied. What else is wrong is put right, or left for the next look."""
-        if (code := self._triton.returncode()) is not None:
-            raise ServerDied(f"tritonserver ended with {code}: {self._triton.last_error()}")
+        if self._triton.returncode() is not None:
+            raise ServerDied(self._triton.how_it_ended())
         if not _is_alive(self._router):
             _log.error("%s died; starting it again", ROUTER)
             self._reload(ROUTER)

@@ -21,6 +21,8 @@ _EXIT_TIMEOUT_S = 5  # what Triton gives its models; a client's open stream can 
 _KILL_AFTER_S = 8.0
 _RPC_TIMEOUT_S = 60.0
 _ERROR = re.compile(r"error:|E\d{4} ")  # E and the date as MMDD
+# what it says on a machine without a GPU
+_HARMLESS = ("CudaDriverHelper", "DCGM", "NVML")
 _LOAD_FAILURE = re.compile(r"failed to load '([^']+)' version \d+: (.*)")
 
 
@@ -124,11 +126,13 @@ class TritonServer:
         reason = found[2].split("\\n", 1)[0].removesuffix('"').removeprefix("Internal: ")  # the log escapes newlines
         return f"model '{found[1]}' failed to load: {reason}"
 
-    def last_error(self) -> str:
-        """The last error in Triton's log, as one line; for an exit that has no better explanation."""
+    def how_it_ended(self) -> str:
+        """The exit status of a server that has ended, and the last error in its log, as one line."""
+        code = self.returncode()
+        how = signal.Signals(-code).name if code is not None and code < 0 else f"exit status {code}"
         lines = self.log_path.read_text(encoding="utf-8", errors="replace").splitlines()
-        errors = [line for line in lines if _ERROR.match(line)]
-        return errors[-1] if errors else "its log has no error"
+        errors = [line for line in lines if _ERROR.match(line) and not any(noise in line for noise in _HARMLESS)]
+        return f"tritonserver ended with {how}: {errors[-1] if errors else 'there is no error in its log'}"
 
     def stop(self) -> None:
         """SIGTERM, and SIGKILL when that takes too long. What it leaves, `RunDirectory.remove` clears."""

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Sequence
@@ -22,14 +21,18 @@ from python_backends.llm.contract import (
     StepStats,
 )
 from python_backends.llm.engines.base import Capacity, Engine, EngineError, EngineOutput
+from python_backends.llm.routing import route_rows
 from python_backends.llm.sampling import Sampled, SamplingRow, is_greedy, routing_stream, sample, uniform
 from routers import BaseRouter, LogitsOutput, RouterConfig, RouterParams, StepResult
 
 __all__ = ["LLMRunner", "check_compatible"]
 
 
-def check_compatible(router: BaseRouter[Any], capacity: Capacity) -> None:
-    """Raises ValueError when the router needs what an engine of this capacity can't return."""
+def check_compatible(router: BaseRouter[Any], capacity: Capacity, engine: str = "in use") -> None:
+    """Raises ValueError when the router needs what an engine of this capacity can't return.
+
+    engine: its name, for the message.
+    """
     needs = {
         "logits": router.needs_logits,
         "hidden_states": router.needs_hidden_states,
@@ -38,9 +41,8 @@ def check_compatible(router: BaseRouter[Any], capacity: Capacity) -> None:
     missing = [what for what, needed in needs.items() if needed and what not in capacity.provides]
     if missing:
         raise ValueError(
-            f"router {type(router).__name__} needs {' and '.join(missing)}, which this engine doesn't return (it returns"
-            f" {', '.join(sorted(capacity.provides)) or 'token ids only'}); use the engine llama_cpp,"
-            " or a router that needs no more than that, such as random, single or markov"
+            f"router {type(router).__name__} needs {' and '.join(missing)}, which the engine {engine} can't return;"
+            " use the engine llama_cpp, or a router that goes without, such as random, single or markov"
         )
 
 
@@ -69,6 +71,14 @@ class _Progress:
         return SessionResult(self.token_ids, self.logprobs, self.destination, self.fields)
 
 
+@dataclass(slots=True)
+class _CallClock:
+    """What the engine did in one call."""
+
+    steps: int = 0
+    engine_s: float = 0.0
+
+
 class LLMRunner:
     """Executes `StepRequest`s on one engine. One thread, one call at a time.
 
@@ -81,7 +91,7 @@ class LLMRunner:
         self, name: str, index: int, engine: Engine, router: BaseRouter[Any], router_config: RouterConfig
     ) -> None:
         self._capacity = engine.capacity()
-        check_compatible(router, self._capacity)
+        check_compatible(router, self._capacity, engine.name)
         self._engine = engine
         self._router = router
         self._router_config = router_config
@@ -178,23 +188,58 @@ class LLMRunner:
         return output
 
     def _finish_step(self, batch: Sequence[SessionStep], output: EngineOutput, progress: dict[int, _Progress]) -> bool:
-        """Sample and route. Returns whether every session of the batch can go on in this call."""
-        if not output.sessions:
-            return False
-        rows = [self._sessions[s] for s in output.sessions]
-        sampled = self._sample(output, rows)
+        """Sample and route what the engine gave. Returns whether every session of the batch can go on."""
+        sampled = self._sample(output)
         for r, message in sampled.errors.items():
             progress[output.sessions[r]].error = message
-        good = [r for r in range(len(rows)) if r not in sampled.errors]
-        if good:
-            self._route(output, sampled, good, progress)
+        good = [r for r in range(len(output.sessions)) if r not in sampled.errors]
+        if not good:
+            return False
+        step = self._step_result(output, sampled, good)
+        destinations, errors = route_rows(self._router, step, self._model_count)
         goes_on = len(good) == len(batch)
-        for r in good:
-            mine = progress[output.sessions[r]]
-            token = sampled.token_list[r]
-            mine.token_ids.append(token)
-            mine.logprobs.append(sampled.logprobs[r])
-            opened = rows[r].opened
-            ends = (opened.stop_at_eos and token in self._eos) or len(rows[r].tokens) + 1 >= opened.limit
-            goes_on &= not ends and mine.destination == 0 and mine.error is None
+        tokens = step.next_token_ids.tolist()
+        for i, session in enumerate(step.rids):
+            mine = progress[session]
+            mine.token_ids.append(tokens[i])
+            mine.logprobs.append(sampled.logprobs[good[i]])
+            mine.destination, mine.fields, mine.error = destinations[i], step.fields[i], errors.get(i)
+            goes_on &= mine.destination == 0 and mine.error is None and not self._ends(session, tokens[i])
         return goes_on
+
+    def _ends(self, session: int, token: int) -> bool:
+        """Whether this token, about to be committed, ends the session's request."""
+        held = self._sessions[session]
+        full = len(held.tokens) + 1 >= held.opened.limit
+        return full or (held.opened.stop_at_eos and token in self._eos)
+
+    def _sample(self, output: EngineOutput) -> Sampled:
+        if output.logits is None:
+            token_ids = torch.tensor(output.next_token_ids or (), dtype=torch.int64)
+            return Sampled(token_ids, [0.0] * len(output.sessions), {})
+        held = [self._sessions[s] for s in output.sessions]
+        return sample(output.logits, [SamplingRow(h.opened.sampling, h.tokens, h.opened.prompt_tokens) for h in held])
+
+    def _step_result(self, output: EngineOutput, sampled: Sampled, rows: Sequence[int]) -> StepResult:
+        """What `route` gets: these rows of the output."""
+        sessions = [output.sessions[r] for r in rows]
+        held = [self._sessions[s] for s in sessions]
+        positions = [len(h.tokens) for h in held]
+        logits, hidden, token_ids = output.logits, output.hidden_states, sampled.token_ids
+        if len(rows) < len(output.sessions):
+            token_ids = token_ids[rows]
+            logits = None if logits is None else logits[rows]
+            hidden = None if hidden is None else hidden[rows]
+        draws = [
+            uniform(h.opened.sampling.seed, position, self._routing_stream)
+            for h, position in zip(held, positions, strict=True)
+        ]
+        return StepResult(
+            logits_output=LogitsOutput(logits, hidden),
+            next_token_ids=token_ids,
+            positions=torch.tensor(positions),
+            rids=sessions,
+            params=[h.router_params for h in held],
+            uniforms=torch.tensor(draws, dtype=torch.float64),
+            fields=[{} for _ in rows],
+        )

@@ -7,10 +7,12 @@ no generator is carried along, so it can't depend on the batch, on the schedule 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from python_backends.llm.contract import SamplingParams
@@ -79,9 +81,7 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> Sampled:
     """
     token_ids = logits.argmax(-1)
     totals = logits.logsumexp(-1)
-    errors = {
-        r: "the model's logits are not finite" for r, ok in enumerate(totals.isfinite().tolist()) if not ok
-    }
+    errors = {r: "the model's logits are not finite" for r, ok in enumerate(totals.isfinite().tolist()) if not ok}
     for r, row in enumerate(rows):
         if r not in errors and not is_greedy(row.params):
             token_ids[r] = _sample_row(logits[r], row)
@@ -95,53 +95,54 @@ def _sample_row(raw: torch.Tensor, row: SamplingRow) -> int:
     logits = _penalized(raw, row) if _has_penalties(params) else raw
     if params.temperature == 0:
         return int(logits.argmax())
-    candidates, weights = _filtered(logits.double() / params.temperature, params)
-    cumulative = weights.cumsum(0)
-    draw = uniform(params.seed, len(row.token_ids), TOKEN_STREAM) * cumulative[-1]
-    # rounding can make the product reach the last sum; and a candidate of weight 0 is never drawn
-    at = min(int(torch.searchsorted(cumulative, draw, right=True)), int(weights.nonzero()[-1]))
-    return int(candidates[at])
+    weights = ((logits - logits.max()) / params.temperature).exp()
+    candidates = _candidates(weights, params)
+    cumulative = (weights if candidates is None else weights[candidates]).cumsum(0, dtype=torch.float64)
+    total = float(cumulative[-1])
+    draw = uniform(params.seed, len(row.token_ids), TOKEN_STREAM) * total
+    # the first place whose sum is above the draw; rounding must not bring the draw up to the last sum
+    at = int(torch.searchsorted(cumulative, min(draw, math.nextafter(total, 0)), right=True))
+    return at if candidates is None else int(candidates[at])
 
 
 def _penalized(raw: torch.Tensor, row: SamplingRow) -> torch.Tensor:
     """A copy of FP32 [vocabulary] with the three penalties."""
     params, logits = row.params, raw.clone()
-    sequence = torch.as_tensor(row.token_ids, dtype=torch.int64)
+    sequence = np.asarray(row.token_ids, dtype=np.int64)
     if params.repetition_penalty != 1:
-        seen = sequence.unique()
-        at_seen = logits[seen]
-        logits[seen] = torch.where(
-            at_seen > 0, at_seen / params.repetition_penalty, at_seen * params.repetition_penalty
-        )
-    output, counts = sequence[row.prompt_tokens :].unique(return_counts=True)
+        seen = torch.from_numpy(np.unique(sequence))
+        values = logits[seen]
+        logits[seen] = torch.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
+    output, counts = map(torch.from_numpy, np.unique(sequence[row.prompt_tokens :], return_counts=True))
     logits[output] -= params.frequency_penalty * counts + params.presence_penalty
     return logits
 
 
-def _filtered(logits: torch.Tensor, params: SamplingParams) -> tuple[torch.Tensor, torch.Tensor]:
-    """The candidates that min-p, top-k and top-p leave of FP64 [vocabulary], by rising token id: their ids
-    INT64 [m] and their weights FP64 [m], not normalised."""
-    weights = (logits - logits.max()).exp()
-    kept = weights > 0
+def _candidates(weights: torch.Tensor, params: SamplingParams) -> torch.Tensor | None:
+    """The token ids that min-p, top-k and top-p leave, rising; None = all. weights: FP32 [vocabulary],
+    probabilities divided by the largest one."""
+    kept = None
     if params.min_p > 0:
-        kept &= weights >= params.min_p
+        kept = weights >= params.min_p
     if 0 < params.top_k < weights.numel():
-        kept &= weights >= weights.topk(params.top_k).values[-1]  # ties with the k-th stay, as in vLLM
-    ids = kept.nonzero().squeeze(-1)
-    weights = weights[ids]
-    if params.top_p < 1:
-        nucleus = _nucleus(weights, params.top_p)
-        ids, weights = ids[nucleus], weights[nucleus]
-    return ids, weights
+        ranked = weights if kept is None else weights * kept
+        in_top_k = weights >= ranked.topk(params.top_k).values[-1]  # ties with the k-th stay, as in vLLM
+        kept = in_top_k if kept is None else kept & in_top_k
+    ids = None if kept is None else kept.nonzero().squeeze(-1)
+    if params.top_p >= 1:
+        return ids
+    if ids is None:
+        return _nucleus(weights, params.top_p)
+    return ids[_nucleus(weights[ids], params.top_p)]
 
 
 def _nucleus(weights: torch.Tensor, top_p: float) -> torch.Tensor:
-    """The places, rising, of the smallest set of largest weights FP64 [m] that holds `top_p` of their sum."""
-    size, enough = weights.numel(), top_p * weights.sum()
+    """The places, rising, of the smallest set of largest weights FP32 [m] that holds `top_p` of their sum."""
+    size, enough = weights.numel(), top_p * weights.sum(dtype=torch.float64)
     guess = min(_NUCLEUS_GUESS, size)
     while True:  # sorting a whole vocabulary costs more than a small model's step
         values, places = weights.topk(guess)
-        cumulative = values.cumsum(0)
+        cumulative = values.cumsum(0, dtype=torch.float64)
         if guess == size or cumulative[-1] >= enough:
             count = int((cumulative < enough).sum()) + 1
             return places[:count].sort().values

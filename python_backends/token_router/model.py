@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import contextlib
 import json
 import logging
 import os
@@ -27,6 +29,7 @@ from python_backends.token_router.runtime import Runtime
 from python_backends.token_router.tokenizer import Tokenizer
 
 _RUN_DIR_VARIABLE = "TOKENROUTER_RUN_DIR"
+_MEET_TIMEOUT_S = 30.0
 
 
 class TritonPythonModel:
@@ -42,6 +45,7 @@ class TritonPythonModel:
         self._responses = ResponseThread()
         self._loop = asyncio.new_event_loop()
         self._main: asyncio.Task[None] | None = None
+        self._awake = False
         started: threading.Event = threading.Event()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run_loop, args=(started,), name="event-loop", daemon=True)
@@ -51,6 +55,8 @@ class TritonPythonModel:
             raise self._failure
 
     def execute(self, requests: list[Any]) -> None:
+        if not self._awake:
+            self._wake_up()
         for request in requests:
             self._take(request)
 
@@ -60,6 +66,18 @@ class TritonPythonModel:
             self._loop.call_soon_threadsafe(self._main.cancel)
         self._thread.join()
         self._responses.close()
+
+    def _wake_up(self) -> None:
+        """Start the loops at the first request: a BLS call before Triton has finished loading this model
+        crashes the whole server, and nothing else tells that it has."""
+        self._awake = True
+        answered = asyncio.run_coroutine_threadsafe(self._meet_models(), self._loop)
+        with contextlib.suppress(concurrent.futures.TimeoutError):  # then the request is refused: a model is still starting
+            answered.result(_MEET_TIMEOUT_S)
+
+    async def _meet_models(self) -> None:
+        self._first_request.set()
+        await self._runtime.up.wait()
 
     def _take(self, request: Any) -> None:
         stream = TritonStream(self._responses, request.get_response_sender(), request.requested_output_names())
@@ -101,8 +119,10 @@ class TritonPythonModel:
         run_dir = os.environ.get(_RUN_DIR_VARIABLE)
         control = await serve_control(self._runtime, Path(run_dir)) if run_dir else None
         self._main = asyncio.current_task()
+        self._first_request = asyncio.Event()
         started.set()
         try:
+            await self._first_request.wait()
             await self._runtime.run()
         finally:
             if control is not None:

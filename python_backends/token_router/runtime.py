@@ -38,6 +38,7 @@ class Runtime:
         self._draining = False
         self.intake = Intake(tokenizer, config.router, limits)
         self.served: Served | None = None
+        self.up = asyncio.Event()  # set once every model has answered
         self._loops = [
             DecodingLoop(llm, DelayedBatchingQueue(clock, batching.max_wait_ms / 1000), batching, self) for llm in llms
         ]
@@ -126,6 +127,7 @@ class Runtime:
         facts = [loop.facts for loop in self._loops if loop.facts is not None]
         if len(facts) == len(self._loops):
             self.served = Served.by(facts)
+            self.up.set()
             self._client.max_live = min(self._max_live, self.served.max_sessions)
         down = self._refusal()
         if down is not None:

@@ -45,6 +45,8 @@ def build_engine(config: EngineConfig, name: str, hidden_states: bool) -> Engine
         from python_backends.llm.engines.llama_cpp import LlamaCppEngine
 
         return LlamaCppEngine(config, hidden_states)
+    if hidden_states:
+        raise ValueError(f"engine: {config.type} has no hidden states; use llama_cpp for a router that needs them")
     from python_backends.llm.engines.paced import PacedEngine
 
     return PacedEngine(config, name)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from python_backends.llm.contract import SessionOpen, SessionStep
 
@@ -54,7 +54,12 @@ class EngineOutput:
 
 
 class Engine(ABC):
-    """One model's weights and the KV of its sessions. Called by one thread, one call at a time."""
+    """One model's weights and the KV of its sessions. Called by one thread, one call at a time.
+
+    name: what `LLMFacts.engine` says; of the built-in engines, the `type` of their configuration.
+    """
+
+    name: ClassVar[str] = "custom"
 
     @abstractmethod
     def capacity(self) -> Capacity:

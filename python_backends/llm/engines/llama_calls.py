@@ -47,9 +47,7 @@ class Call(NamedTuple):
     hidden_states: bool = False
 
 
-def deterministic_calls(
-    suffixes: Sequence[tuple[Piece, int]], prefill_chunk: int, hidden_states: bool
-) -> list[Call]:
+def deterministic_calls(suffixes: Sequence[tuple[Piece, int]], prefill_chunk: int, hidden_states: bool) -> list[Call]:
     """The calls of a step such that the bits of a session depend on its own tokens only.
 
     suffixes: of each session, its new tokens and the position at which its decode region begins.

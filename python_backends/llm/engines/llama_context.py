@@ -12,6 +12,7 @@ import llama_cpp as llama
 import numpy as np
 import psutil
 import torch
+from numpy.typing import NDArray
 
 from python_backends.llm.engines.base import EngineError
 from python_backends.llm.engines.config import LlamaCppConfig
@@ -56,7 +57,7 @@ class LlamaContext:
         self._slot_pointers = np.zeros(CALL_TOKENS, np.uint64)
         self._slots = np.arange(slots, dtype=np.int32)
         types = dict(llama.llama_batch._fields_)
-        arrays = {
+        arrays: dict[str, NDArray[Any]] = {
             "token": self._token_ids,
             "pos": self._positions,
             "n_seq_id": self._slot_counts,
@@ -126,7 +127,9 @@ def _load_model(path: Path, config: LlamaCppConfig) -> Any:
         _check_memory(path.stat().st_size, f"the weights {path.name}")
     model = llama.llama_model_load_from_file(str(path).encode(), params)
     if not model:
-        raise EngineError(f"weights: llama.cpp can't load {path}: it is damaged, or of a kind that llama.cpp doesn't know")
+        raise EngineError(
+            f"weights: llama.cpp can't load {path}: it is damaged, or of a kind that llama.cpp doesn't know"
+        )
     return model
 
 
@@ -160,7 +163,10 @@ def _context_params(config: LlamaCppConfig) -> Any:
     params.flash_attn_type = llama.LLAMA_FLASH_ATTN_TYPE_ENABLED
     params.kv_unified = not config.deterministic
     if config.deterministic and config.threads > 1:
-        params.type_k, params.type_v = llama.GGML_TYPE_Q8_0, llama.GGML_TYPE_F16
+        # With several threads, llama.cpp cuts the attention of a single token over 512 or more positions
+        # into one part a thread, but only while that token is alone in its micro-batch, and only if keys
+        # and values are of one type. With 8-bit keys it never does, and the bits stay the same.
+        params.type_k = llama.GGML_TYPE_Q8_0
     return params
 
 

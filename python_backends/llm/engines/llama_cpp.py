@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -37,7 +38,7 @@ class LlamaCppEngine(Engine):
     Raises WeightsError when the weights aren't there, EngineError when they can't be loaded.
     """
 
-    name = "llama_cpp"
+    name: ClassVar[str] = "llama_cpp"
 
     def __init__(self, config: LlamaCppConfig, hidden_states: bool = False) -> None:
         self._config = config
@@ -113,9 +114,7 @@ class LlamaCppEngine(Engine):
                 if hidden is not None:
                     self._context.read_hidden_state(row, hidden[len(done)])
                 done.append(session)
-        return EngineOutput(
-            done, logits[: len(done)], None if hidden is None else hidden[: len(done)], errors=errors
-        )
+        return EngineOutput(done, logits[: len(done)], None if hidden is None else hidden[: len(done)], errors=errors)
 
     def free(self, sessions: Sequence[int]) -> None:
         for session in sessions:

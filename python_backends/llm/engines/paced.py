@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterable, Sequence
+from typing import ClassVar
 
 from python_backends.llm.contract import SessionOpen, SessionStep
 from python_backends.llm.engines.base import Capacity, Engine, EngineError, EngineOutput
@@ -71,7 +72,7 @@ def next_token(model: str, prefix: Sequence[int], vocab_size: int, eos_every: in
 class PacedEngine(Engine):
     """See the module. name: of the model, so that two models of the same settings write differently."""
 
-    name = "paced"
+    name: ClassVar[str] = "paced"
 
     def __init__(self, config: PacedConfig, model: str) -> None:
         self._config = config

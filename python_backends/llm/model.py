@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Triton backend `llm`: one language model and its router, behind the step contract.
+
+The file's parameters, as `tokenrouter prepare` writes them into config.pbtxt: `engine` and `router`, JSON
+of EngineConfig and RouterConfig; `models`, JSON list of all models' names in order; `index`, this one's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from typing import Any
+
+import torch
+import triton_python_backend_utils as pb
+
+from python_backends.llm.contract import StepRequest
+from python_backends.llm.engines import Engine, EngineError, LlamaCppConfig, build_engine, parse_engine_config
+from python_backends.llm.runner import LLMRunner
+from python_backends.llm.wire import REQUEST_TENSORS, decode_request, encode_response
+from routers import RouterConfig
+
+__all__ = ["TritonPythonModel"]
+
+_PARENT_CHECK_S = 1.0
+
+
+class TritonPythonModel:
+    """What Triton's Python stub drives: initialize, execute for every call, finalize."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Load the weights. Raises TritonModelException with one line that says what is wrong."""
+        _end_with_parent()
+        config = json.loads(args["model_config"])
+        parameters = {name: value["string_value"] for name, value in config["parameters"].items()}
+        try:
+            self._runner, self._engine = _build(config["name"], parameters)
+        except (ValueError, EngineError) as error:
+            raise pb.TritonModelException(f"{config['name']}: {error}") from error
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        """One response for each request; what fails is that request only."""
+        return [self._respond(request) for request in requests]
+
+    def _respond(self, request: Any) -> Any:
+        try:
+            response = self._runner.execute(_read(request))
+        except ValueError as error:
+            return _refusal(error, pb.TritonError.INVALID_ARGUMENT)
+        except Exception as error:  # the stub would live, but answer with a traceback
+            return _refusal(error, pb.TritonError.INTERNAL)
+        tensors, wanted = encode_response(response), request.requested_output_names()
+        return pb.InferenceResponse([pb.Tensor(name, array) for name, array in tensors.items() if name in wanted])
+
+    def finalize(self) -> None:
+        """Give the weights' memory back."""
+        self._engine.close()
+
+
+def _build(name: str, parameters: dict[str, str]) -> tuple[LLMRunner, Engine]:
+    """The model's runner and its engine, weights loaded. Raises ValueError and EngineError as they do."""
+    config = parse_engine_config(json.loads(parameters["engine"]))
+    router_config = RouterConfig.model_validate_json(parameters["router"])
+    index = int(parameters["index"])
+    router = router_config.router(index, json.loads(parameters["models"]))
+    # sampling and routing get what the engine gets; more would take the other model's core
+    torch.set_num_threads(config.threads if isinstance(config, LlamaCppConfig) else 1)
+    engine = build_engine(config, name, router.needs_hidden_states)
+    try:
+        return LLMRunner(name, index, engine, router, router_config), engine
+    except ValueError:
+        engine.close()
+        raise
+
+
+def _read(request: Any) -> StepRequest:
+    """Raises ValueError when an input is missing or contradicts another."""
+    tensors = {}
+    for name in REQUEST_TENSORS:
+        tensor = pb.get_input_tensor_by_name(request, name)
+        if tensor is None:
+            raise ValueError(f"{name}: the input is missing")
+        tensors[name] = tensor.as_numpy()
+    return decode_request(tensors)
+
+
+def _refusal(error: Exception, code: int) -> Any:
+    return pb.InferenceResponse(error=pb.TritonError(f"{type(error).__name__}: {error}", code))
+
+
+def _end_with_parent() -> None:
+    """End this process when tritonserver dies: a stub that waits for it would stay, weights and all."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_PARENT_CHECK_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
