@@ -78,7 +78,7 @@ class Conversation:
             self._console.print("stopped", style="dim")
         except GenerationError as error:
             hint = "; /clear begins anew" if error.status is grpc.StatusCode.INVALID_ARGUMENT else ""
-            self._console.print(f"{error}{hint}", style="red", markup=False, highlight=False)
+            self._console.print(f"{error}{hint}", style="red", markup=False)
             return  # the question is not part of the conversation: asking again is harmless
         self._messages = [*messages, {"role": "assistant", "content": answer.text}]
         self._answers.append(answer)
@@ -96,7 +96,7 @@ def chat(config: Path | str | None = None, url: str | None = None, max_tokens: i
 
     Raises UserError for what the user can put right.
     """
-    console = Console()
+    console = Console(highlight=False)
     try:
         with _server_url(config, url, console) as at, TokenRouterClient(at) as client:
             Conversation(client, console, max_tokens).run()

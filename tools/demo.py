@@ -48,7 +48,7 @@ def demo(
     Raises UserError for what the user can put right, typer.Exit(130) on Ctrl-C; the server is shut down
     in every case.
     """
-    console = Console()
+    console = Console(highlight=False)
     try:
         with own_server(config, console) as server, TokenRouterClient(server.grpc_url) as client:
             painter = Painter(console, server.deployment.model_names)
@@ -67,7 +67,7 @@ def _ask_all(client: TokenRouterClient, painter: Painter, runs: Sequence[_Run], 
     answers: dict[str, Answer] = {}
     for run in runs:
         asked = "the same question" if answers else question
-        console.print(f"\n{run.title}: {asked}\n", style="bold", markup=False, highlight=False)
+        console.print(f"\n{run.title}: {asked}\n", style="bold", markup=False)
         generation = client.generate(
             messages=[{"role": "user", "content": question}], max_tokens=max_tokens, router_params=run.router_params
         )

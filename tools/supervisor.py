@@ -11,7 +11,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,6 +21,7 @@ import psutil
 from tools.control import ControlClient, ControlError, RouterStatus
 from tools.deployment import ROUTER, Deployment
 from tools.errors import UserError
+from tools.first_token import FirstToken
 from tools.ports import settle_ports
 from tools.repository import render
 from tools.run_directory import RunDirectory
@@ -34,6 +36,7 @@ _STARTUP_POLL_S = 0.1
 _DRAIN_POLL_S = 0.1
 _WATCH_POLL_S = 2.0
 _LLM_PATIENCE_S = 10.0  # token_router reloads a dead LLM itself; this long it is left to
+_WAKE_TIMEOUT_S = 30.0
 _ROUTER_PATIENCE_S = 30.0  # without an answer on the control socket
 
 
@@ -89,14 +92,16 @@ class Supervisor:
         self._triton = triton = TritonServer(install, self._run, ports, self.log_path)
         control = ControlClient(self._run.path / "control.sock")
         triton.start()
-        deadline = time.monotonic() + self.deployment.server.startup_timeout_s
-        while (missing := _not_ready(triton, control)) is not None:
-            if self.quit.wait(_STARTUP_POLL_S):
+        wait = _StartupWait(self.deployment.server.startup_timeout_s, self.quit, triton)
+        with ThreadPoolExecutor(1) as pool, FirstToken(triton.grpc_url) as token:
+            if not wait.until(lambda: _loading(triton, control)):
                 return None
-            if time.monotonic() > deadline:
-                limit = self.deployment.server.startup_timeout_s
-                raise UserError(f"server.startup_timeout_s: not serving after {limit:g} s: {missing}")
-        _make_a_token(triton.grpc_url, max(1.0, deadline - time.monotonic()))
+            made = pool.submit(token.make)
+            if not wait.until(lambda: None if made.done() else _starting(control)):
+                return None
+            made.result()
+        if not wait.until(lambda: _starting(control)):
+            return None
         self._watcher = _Watcher(triton, control)
         return RunningServer(triton, control, self.deployment)
 
@@ -162,35 +167,48 @@ def _watch_quietly(supervisor: Supervisor) -> None:
         _log.error("%s", error)
 
 
-def _not_ready(triton: TritonServer, control: ControlClient) -> str | None:
-    """What the start still waits for; None = nothing. Raises UserError when it waits in vain."""
-    code = triton.returncode()
-    if (failure := triton.load_failure()) is not None:
-        raise UserError(failure)
-    if code is not None:
-        raise UserError(triton.how_it_ended())
+class _StartupWait:
+    """Waiting with one deadline for all that a start consists of."""
+
+    def __init__(self, limit_s: float, quit: threading.Event, triton: TritonServer) -> None:
+        self._limit_s = limit_s
+        self._deadline = time.monotonic() + limit_s
+        self._quit = quit
+        self._triton = triton
+
+    def until(self, missing: Callable[[], str | None]) -> bool:
+        """Wait until `missing` names nothing; False when `quit` was set meanwhile. Raises UserError when it
+        waits in vain."""
+        while (what := missing()) is not None:
+            if (failure := self._triton.load_failure()) is not None:
+                raise UserError(failure)
+            if self._triton.returncode() is not None:
+                raise UserError(self._triton.how_it_ended())
+            if self._quit.wait(_STARTUP_POLL_S):
+                return False
+            if time.monotonic() > self._deadline:
+                raise UserError(f"server.startup_timeout_s: not serving after {self._limit_s:g} s: {what}")
+        return True
+
+
+def _loading(triton: TritonServer, control: ControlClient) -> str | None:
+    """What is missing before a first request can be sent; None = nothing."""
     if not triton.is_ready():
         return "Triton is loading the models"
     try:
         control.status()
     except ControlError as error:
         return str(error)
-    return None  # token_router calls the models only at its first request: `_make_a_token` is that one
+    return None
 
 
-def _make_a_token(grpc_url: str, timeout_s: float) -> None:
-    """One token of one request, the whole way that a client's goes. Raises UserError."""
-    from tools.client import Answer, GenerationError, TokenRouterClient
-
+def _starting(control: ControlClient) -> str | None:
+    """Which models haven't answered token_router yet, which calls them from its first request on."""
     try:
-        with TokenRouterClient(grpc_url) as client:
-            answer = Answer.of(
-                client.generate(input_ids=[1], max_tokens=1, stream=False, ignore_eos=True, timeout_s=timeout_s)
-            )
-    except GenerationError as error:
-        raise UserError(f"the first token was not made: {error}") from error
-    if not answer.ids:
-        raise UserError("the first request was answered without a token")
+        waiting = control.status().not_up()
+    except ControlError as error:
+        return str(error)
+    return ", ".join(f"{model} is {state}" for model, state in waiting.items()) or None
 
 
 def _requests(status: RouterStatus) -> int:
@@ -261,7 +279,16 @@ class _Watcher:
             return
         _log.info("%s was loaded again", model)
         if model == ROUTER:
-            self._router = psutil.Process(self._triton.stub_pids()[ROUTER])
+            self._wake_router()
+
+    def _wake_router(self) -> None:
+        """A new token_router calls the models from its first request on: this is that one."""
+        self._router = psutil.Process(self._triton.stub_pids()[ROUTER])
+        try:
+            with FirstToken(self._triton.grpc_url) as token:
+                token.make(_WAKE_TIMEOUT_S)
+        except UserError as error:
+            _log.warning("%s: %s", ROUTER, error)
 
 
 def _is_alive(process: psutil.Process) -> bool:

@@ -197,6 +197,7 @@ class DecodingLoop:
             self._outcomes.fail(session.request, error)
         self._held.clear()
         self._frees.clear()
+        self.stats = StepStats()
         while True:
             try:
                 await self.llm.reload()

