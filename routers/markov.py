@@ -91,4 +91,6 @@ class MarkovRouter(BaseRouter[MarkovParams]):
         return peer_request(req, req.origin_input_ids + kept)
 
 
-MARKOV = Algorithm(name="markov", params=MarkovParams, entry=MarkovRouter, peer=MarkovRouter, min_models=1, max_models=None)
+MARKOV = Algorithm(
+    name="markov", params=MarkovParams, entry=MarkovRouter, peer=MarkovRouter, min_models=1, max_models=None
+)

@@ -83,9 +83,7 @@ class RouterConfig(BaseModel):
         for key in overrides:
             if key not in allowed:
                 names = ", ".join(sorted(allowed)) or "none"
-                raise ValueError(
-                    f"'{key}' can't be set by a request to router '{algorithm.name}'; allowed: {names}"
-                )
+                raise ValueError(f"'{key}' can't be set by a request to router '{algorithm.name}'; allowed: {names}")
         return parse_params(algorithm, {**self.params, **overrides})
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn, Optional
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -25,7 +25,7 @@ app = typer.Typer(
 app.add_typer(models_app, name="models")
 
 Config = Annotated[
-    Optional[str],  # noqa: UP045, typer reads the annotation at run time, and it must work on Python 3.10
+    str | None,
     typer.Argument(help="A deployment's YAML file, or the name of a shipped one.", show_default="default"),
 ]
 
@@ -42,7 +42,7 @@ def _options(version: Annotated[bool, typer.Option("--version", help="Print the 
 @app.command()
 def serve(
     config: Config = None,
-    log: Annotated[Optional[Path], typer.Option(help="Keep Triton's log in this file.")] = None,  # noqa: UP045
+    log: Annotated[Path | None, typer.Option(help="Keep Triton's log in this file.")] = None,
 ) -> None:
     """Serve a deployment until Ctrl-C or SIGTERM; the requests under way then finish first."""
     from tools.commands.serve import serve
@@ -80,7 +80,7 @@ def prepare(
 @app.command()
 def demo(
     config: Config = None,
-    question: Annotated[Optional[str], typer.Option(help="What to ask.", show_default="a coding question")] = None,  # noqa: UP045
+    question: Annotated[str | None, typer.Option(help="What to ask.", show_default="a coding question")] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 256,
     compare: Annotated[bool, typer.Option(help="Then ask each model alone.")] = True,
 ) -> None:
@@ -94,11 +94,11 @@ def demo(
 def chat(
     config: Config = None,
     url: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(help="gRPC host:port of a server that runs already.", show_default="start one"),
     ] = None,
     max_tokens: Annotated[
-        Optional[int],  # noqa: UP045
+        int | None,
         typer.Option(min=1, help="Most tokens of an answer.", show_default="the server's"),
     ] = None,
 ) -> None:

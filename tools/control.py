@@ -31,6 +31,11 @@ class RouterStatus:
     queued: int
     models: dict[str, dict[str, Any]] = field(default_factory=dict)
 
+    @property
+    def unfinished(self) -> int:
+        """Requests that have not been answered yet."""
+        return self.live + self.queued
+
     def not_up(self) -> dict[str, str]:
         """The states of the models that don't serve: starting, reloading (token_router is at it), or down."""
         return {name: str(m.get("state")) for name, m in self.models.items() if m.get("state") != "up"}

@@ -7,26 +7,30 @@ of its processes. That is how they are found again.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import IO
 
 import psutil
 
 __all__ = ["RunDirectory"]
 
 _PREFIX = "tokenrouter-"
-_OWNER = "supervisor.pid"
+_LOCK = "lock"
 _SHM = Path("/dev/shm")
 _KILL_WAIT_S = 5.0
 
 
 class RunDirectory:
-    """path: the folder, alive for as long as this process or until `remove`."""
+    """path: the folder. It is held by a lock on a file in it, which the system lets go of when this process
+    ends, however it ends."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._lock: IO[str] | None = None
 
     @classmethod
     def create(cls) -> RunDirectory:
@@ -36,8 +40,7 @@ class RunDirectory:
             if run._is_abandoned():
                 run.remove()
         run = cls(Path(tempfile.mkdtemp(prefix=_PREFIX)))
-        me = psutil.Process()
-        (run.path / _OWNER).write_text(f"{me.pid} {me.create_time()}")
+        run._hold()
         return run
 
     @property
@@ -61,6 +64,8 @@ class RunDirectory:
         for region in _SHM.glob(f"{self.shm_prefix}*"):
             region.unlink(missing_ok=True)
         shutil.rmtree(self.path, ignore_errors=True)
+        if self._lock is not None:
+            self._lock.close()
 
     def _is_of_run(self, command: list[str]) -> bool:
         """Triton's processes name the folder itself: other programs may name something inside it."""
@@ -68,14 +73,20 @@ class RunDirectory:
         is_stub = bool(command) and command[0].startswith(root)
         return is_stub or f"--model-repository={root}model_repository" in command
 
+    def _hold(self) -> None:
+        """Under its own name the lock's file appears locked: another run's `create` may look at any time."""
+        unlocked = self.path / f"{_LOCK}.new"
+        self._lock = unlocked.open("w")
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        unlocked.rename(self.path / _LOCK)
+
     def _is_abandoned(self) -> bool:
         """Whether the folder is ours and the process that made it is gone."""
         try:
             if self.path.stat().st_uid != os.getuid():
                 return False
-            pid, created = (self.path / _OWNER).read_text().split()
-            return psutil.Process(int(pid)).create_time() != float(created)
-        except (OSError, ValueError):
-            return False  # being made or removed just now
-        except psutil.NoSuchProcess:
-            return True
+            with (self.path / _LOCK).open() as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # held; or being made or removed just now
+            return False
+        return True

@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a deployment to a server that makes tokens, and back to nothing left.
-
-Triton neither notices nor restarts a model whose process has died, and says "ready" all the while. So the
-supervisor watches for itself: tritonserver and token_router by their processes, the LLMs by what
-token_router, which calls them, says of them.
-"""
+"""From a deployment to a server that makes tokens, and back to nothing left."""
 
 from __future__ import annotations
 
@@ -16,9 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
-
-from tools.control import ControlClient, ControlError, RouterStatus
+from tools.control import ControlClient, ControlError
 from tools.deployment import ROUTER, Deployment
 from tools.errors import UserError
 from tools.first_token import FirstToken
@@ -28,20 +21,14 @@ from tools.run_directory import RunDirectory
 from tools.triton_install import find_triton
 from tools.triton_server import TritonError, TritonServer
 from tools.validate import require_valid
+from tools.watcher import ServerDied, Watcher
 
-__all__ = ["RunningServer", "ServerDied", "Supervisor", "running_server"]
+__all__ = ["RunningServer", "Supervisor", "running_server"]
 
 _log = logging.getLogger("tokenrouter.supervisor")
 _STARTUP_POLL_S = 0.1
 _DRAIN_POLL_S = 0.1
 _WATCH_POLL_S = 2.0
-_LLM_PATIENCE_S = 10.0  # token_router reloads a dead LLM itself; this long it is left to
-_WAKE_TIMEOUT_S = 30.0
-_ROUTER_PATIENCE_S = 30.0  # without an answer on the control socket
-
-
-class ServerDied(Exception):
-    """tritonserver has ended by itself. The message is one line."""
 
 
 class RunningServer:
@@ -66,7 +53,6 @@ class Supervisor:
     """One run: `start`, `watch`, `stop`. Whatever happens, `stop` leaves nothing behind but the log.
 
     log_path: where Triton's log goes; None = into the run's folder, to vanish with it.
-
     quit: set it to end `start` or `watch`. hurry: set it to end the wait of a `stop` that drains.
     """
 
@@ -77,7 +63,7 @@ class Supervisor:
         self.hurry = threading.Event()
         self._run: RunDirectory | None = None
         self._triton: TritonServer | None = None
-        self._watcher: _Watcher | None = None
+        self._watcher: Watcher | None = None
 
     def start(self) -> RunningServer | None:
         """Check, prepare, start, and wait until every model has answered and a token has been made.
@@ -102,7 +88,7 @@ class Supervisor:
             made.result()
         if not wait.until(lambda: _starting(control)):
             return None
-        self._watcher = _Watcher(triton, control)
+        self._watcher = Watcher(triton, control)
         return RunningServer(triton, control, self.deployment)
 
     def watch(self) -> None:
@@ -129,7 +115,7 @@ class Supervisor:
         deadline = time.monotonic() + limit_s
         try:
             control.drain()
-            while (left := _requests(control.status())) and time.monotonic() < deadline:
+            while (left := control.status().unfinished) and time.monotonic() < deadline:
                 if self.hurry.wait(_DRAIN_POLL_S):
                     break
         except ControlError as error:
@@ -211,10 +197,6 @@ def _starting(control: ControlClient) -> str | None:
     return ", ".join(f"{model} is {state}" for model, state in waiting.items()) or None
 
 
-def _requests(status: RouterStatus) -> int:
-    return status.live + status.queued
-
-
 def _let_go(triton: TritonServer, control: ControlClient) -> None:
     """End what still runs and stop Triton, which hangs while a request or a client's stream is open."""
     try:
@@ -223,76 +205,3 @@ def _let_go(triton: TritonServer, control: ControlClient) -> None:
     except (ControlError, TritonError) as error:
         _log.debug("before the stop: %s", error)
     triton.stop()
-
-
-class _Watcher:
-    """Looks after a started server, one `look` at a time; remembers since when what has been wrong."""
-
-    def __init__(self, triton: TritonServer, control: ControlClient) -> None:
-        self._triton = triton
-        self._control = control
-        self._router = psutil.Process(triton.stub_pids()[ROUTER])
-        self._down_since: dict[str, float] = {}
-
-    def look(self) -> None:
-        """Raises ServerDied. What else is wrong is put right, or left for the next look."""
-        if self._triton.returncode() is not None:
-            raise ServerDied(self._triton.how_it_ended())
-        if not _is_alive(self._router):
-            _log.error("%s died; starting it again", ROUTER)
-            self._reload(ROUTER)
-            return
-        try:
-            status = self._control.status()
-        except ControlError as error:
-            self._router_is_silent(error)
-            return
-        missing = status.not_up()
-        self._note(up={ROUTER, *status.models} - set(missing))
-        for model, state in missing.items():
-            if self._down_for(model) > _LLM_PATIENCE_S and state == "down":
-                self._reload(model)
-
-    def _router_is_silent(self, error: ControlError) -> None:
-        if self._down_for(ROUTER) > _ROUTER_PATIENCE_S:
-            _log.error("%s hangs (%s); starting it again", ROUTER, error)
-            self._router.kill()
-            self._reload(ROUTER)
-
-    def _down_for(self, model: str) -> float:
-        """Seconds since `model` was first seen not to answer."""
-        if model not in self._down_since:
-            _log.warning("%s does not answer", model)
-            self._down_since[model] = time.monotonic()
-        return time.monotonic() - self._down_since[model]
-
-    def _note(self, up: set[str]) -> None:
-        for model in up & set(self._down_since):
-            _log.info("%s answers again after %.1f s", model, time.monotonic() - self._down_since.pop(model))
-
-    def _reload(self, model: str) -> None:
-        self._down_since[model] = time.monotonic()  # patience anew, whether it works or not
-        try:
-            self._triton.reload(model)
-        except TritonError as error:
-            _log.error("%s", error)
-            return
-        _log.info("%s was loaded again", model)
-        if model == ROUTER:
-            self._wake_router()
-
-    def _wake_router(self) -> None:
-        """A new token_router calls the models from its first request on: this is that one."""
-        self._router = psutil.Process(self._triton.stub_pids()[ROUTER])
-        try:
-            with FirstToken(self._triton.grpc_url) as token:
-                token.make(_WAKE_TIMEOUT_S)
-        except UserError as error:
-            _log.warning("%s: %s", ROUTER, error)
-
-
-def _is_alive(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False

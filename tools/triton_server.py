@@ -136,7 +136,9 @@ class TritonServer:
 
     def stop(self) -> None:
         """SIGTERM, and SIGKILL when that takes too long. What it leaves, `RunDirectory.remove` clears."""
-        process = self._started()
+        process = self._process
+        if process is None:
+            return
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
         try:

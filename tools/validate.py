@@ -44,7 +44,7 @@ def _router(deployment: Deployment) -> Iterator[Problem]:
     try:
         algorithm.check_models(names)
     except ValueError as error:
-        yield Problem("models", f"{len(names)} models", str(error))
+        yield Problem("models", repr(names), str(error))
         return
     try:
         for index in range(len(names)):

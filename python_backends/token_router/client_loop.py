@@ -49,9 +49,7 @@ class ClientLoop:
         """Take a request, or refuse it (None) when nothing can be taken now or the queue is full."""
         reason = self._refuses()
         if reason is None and self.live >= self.max_live and self.queued >= self._max_queue:
-            reason = (
-                f"the queue is full: {self.live} requests running, {self.queued} waiting (limit {self._max_queue})"
-            )
+            reason = f"the queue is full: {self.live} requests running, {self.queued} waiting (limit {self._max_queue})"
         if reason is not None:
             stream.fail(Unavailable(reason))
             return None

@@ -2,7 +2,7 @@
 """What can go wrong with a request. Each error becomes the one final answer of that request.
 
 TokenRouterError
-├── InvalidRequest     the client asked for something that isn't allowed         INVALID_ARGUMENT
+├── InvalidRequest     the client asked for something that isn't allowed         INVALID_ARG
 ├── Unavailable        not now: the queue is full, a model is down, draining     UNAVAILABLE
 ├── RequestFailed      a step, a router or an engine failed for this request     INTERNAL
 └── RequestCancelled   the client cancelled or went away                         CANCELLED
@@ -16,7 +16,7 @@ __all__ = ["InvalidRequest", "RequestCancelled", "RequestFailed", "TokenRouterEr
 
 
 class TokenRouterError(Exception):
-    """Base of all. code: the name of Triton's error code."""
+    """Base of all. code: the name of the code in Triton's Python backend (pb_utils.TritonError)."""
 
     code: ClassVar[str] = "INTERNAL"
 
@@ -24,7 +24,7 @@ class TokenRouterError(Exception):
 class InvalidRequest(TokenRouterError):
     """The message names the field, the value and what is allowed."""
 
-    code = "INVALID_ARGUMENT"
+    code = "INVALID_ARG"
 
 
 class Unavailable(TokenRouterError):

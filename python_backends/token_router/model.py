@@ -72,7 +72,9 @@ class TritonPythonModel:
         crashes the whole server, and nothing else tells that it has."""
         self._awake = True
         answered = asyncio.run_coroutine_threadsafe(self._meet_models(), self._loop)
-        with contextlib.suppress(concurrent.futures.TimeoutError):  # then the request is refused: a model is still starting
+        with contextlib.suppress(
+            concurrent.futures.TimeoutError
+        ):  # then the request is refused: a model is still starting
             answered.result(_MEET_TIMEOUT_S)
 
     async def _meet_models(self) -> None:

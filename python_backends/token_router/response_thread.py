@@ -8,6 +8,7 @@ Triton would crash (docs/decisions/0002). One thread for all of them makes that 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import queue
@@ -21,7 +22,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from python_backends.token_router.errors import TokenRouterError
+from python_backends.token_router.errors import RequestFailed, TokenRouterError
 from python_backends.token_router.responses import Chunk
 
 __all__ = ["ResponseThread", "TritonStream"]
@@ -81,6 +82,15 @@ class TritonStream:
         if chunk is not None:
             self._respond(chunk)
 
+    def give_up(self, error: Exception) -> None:
+        """A response could not be made or sent: end the request all the same. A sender without its final
+        flag would keep the client waiting for ever, and the model from being unloaded."""
+        if self.ended:
+            return
+        self.on_cancel()
+        with contextlib.suppress(pb_utils.TritonModelException):  # not even that: Triton has closed it
+            self._respond_error(RequestFailed(f"a response could not be sent: {error!r}"))
+
     def cancelled(self) -> bool:
         return bool(self._sender.is_cancelled())
 
@@ -139,9 +149,9 @@ class ResponseThread:
         self._streams.add(stream)
         try:
             stream.send_unsent()
-        except Exception:  # one client's trouble must not end the answers of all
+        except Exception as error:  # one client's trouble must not end the answers of all
             self._log.exception("a response could not be sent")
-            stream.ended = True
+            stream.give_up(error)
         if stream.ended:
             self._streams.discard(stream)
 

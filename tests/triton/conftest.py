@@ -38,7 +38,7 @@ def tiny_deployment(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
                 for name in ("slm", "llm")
             ],
             "tokenizer": str(tiny["tokenizer"]),
-            "router": {"name": "rstitch", "params": {"tau": 0.8}},
+            "router": {"name": "rstitch", "params": {"tau": 0.4}},
             "server": {"http_port": 0, "grpc_port": 0, "metrics_port": 0},
         }
     )  # fmt: skip

@@ -16,7 +16,8 @@ from rich.logging import RichHandler
 
 from tools.deployment import ENSEMBLE, ROUTER, load_deployment
 from tools.errors import UserError
-from tools.supervisor import RunningServer, ServerDied, Supervisor
+from tools.supervisor import RunningServer, Supervisor
+from tools.watcher import ServerDied
 
 __all__ = ["serve"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from tools.deployment import load_deployment
 from tools.machine import memory_needed
@@ -27,6 +28,6 @@ def validate(config: str | None) -> bool:
         return True
     table = Table("key", "value", "allowed", "hint", title=f"{len(problems)} to put right", title_justify="left")
     for problem in problems:
-        table.add_row(problem.path, problem.value, problem.allowed, problem.hint)
-    console.print(table, markup=False)
+        table.add_row(*map(Text, (problem.path, problem.value, problem.allowed, problem.hint)))
+    console.print(table)
     return False

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import random
+import re
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -38,14 +40,16 @@ def sampled(paced: PacedEngine, session: int, start: int, token_ids: list[int]) 
     ],
     ids=["lost", "first lost", "doubled", "reordered", "changed", "zero appended"],
 )
-def test_any_change_of_the_prefix_changes_what_follows(change: object) -> None:
+def test_any_change_of_the_prefix_changes_what_follows(change: Callable[[list[int]], list[int]]) -> None:
     rng = random.Random(3)
     noticed = 0
     for _ in range(200):
         prefix = rng.sample(range(1, V), 12)
-        changed = change(list(prefix))  # type: ignore[operator]
+        changed = change(prefix)
         # one token can agree by chance (1 in V); three in a row can't
-        noticed += any(next_token("slm", [*prefix, t], V, 0) != next_token("slm", [*changed, t], V, 0) for t in range(3))
+        noticed += any(
+            next_token("slm", [*prefix, t], V, 0) != next_token("slm", [*changed, t], V, 0) for t in range(3)
+        )
     assert noticed == 200
 
 
@@ -110,9 +114,7 @@ def test_a_step_that_does_not_fit_fails_alone(step: SessionStep, field: str) -> 
     output = paced.step([step, SessionStep(2, 3, [4])])
     assert list(output.sessions) == [2]
     assert output.next_token_ids == [next_token("slm", [1, 2, 3, 4], V, 0)]
-    pytest.importorskip("re")
-    with pytest.raises(AssertionError, match=field):
-        raise AssertionError(output.errors[step.session])
+    assert re.search(field, output.errors[step.session])
     assert sampled(paced, 1, 3, [4]) == next_token("slm", [1, 2, 3, 4], V, 0)
 
 

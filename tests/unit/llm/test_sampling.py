@@ -90,15 +90,12 @@ def test_a_wide_nucleus_is_found_beyond_the_first_guess() -> None:
 def test_penalties_by_hand(params: SamplingParams, output: list[int], by_hand: list[float]) -> None:
     logits = torch.tensor([2.0, 1.0, 0.5, -0.5])
     row = SamplingRow(params, [0, 3, *output], prompt_tokens=2)
-    # an offset that makes one token after the other the winner by a hair shows every penalised value
+    # against a token that has no penalty and a logit just below or above, each penalised value shows
     for token, value in enumerate(by_hand):
-        for margin, wins in ((1e-3, True), (-1e-3, False)):
-            other = max(v for t, v in enumerate(by_hand) if t != token)
-            raised = torch.cat([logits, torch.tensor([value - margin])])  # token 4 is nobody's: no penalty
-            only = torch.full_like(raised, -100.0)
-            only[[token, 4]] = raised[[token, 4]]
-            assert other is not None
-            assert (sample(only[None], [row]).token_ids.item() == token) is wins
+        for rival, wins in ((value - 1e-3, True), (value + 1e-3, False)):
+            pair = torch.full((5,), -100.0)
+            pair[token], pair[4] = logits[token], rival
+            assert (sample(pair[None], [row]).token_ids.item() == token) is wins
 
 
 def test_the_raw_logits_stay_and_give_the_log_probability() -> None:

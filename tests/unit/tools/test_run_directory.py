@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tools.run_directory import RunDirectory
@@ -37,7 +38,7 @@ def test_removing_ends_the_processes_and_the_shared_memory(run: RunDirectory) ->
     stub = stub_of(run)
     region = Path("/dev/shm") / f"{run.shm_prefix}1"
     region.write_bytes(b"")
-    reader = subprocess.Popen(["tail", "-f", str(run.path / "supervisor.pid")])  # names the folder, is not of the run
+    reader = subprocess.Popen(["tail", "-f", str(run.path / "lock")])  # names the folder, is not of the run
     try:
         assert [p.pid for p in run.processes()] == [stub.pid]
         run.remove()
@@ -49,24 +50,23 @@ def test_removing_ends_the_processes_and_the_shared_memory(run: RunDirectory) ->
     assert not region.exists() and not run.path.exists()
 
 
-def test_a_run_whose_supervisor_died_is_cleared_by_the_next(run: RunDirectory) -> None:
-    dead = subprocess.Popen(["true"])
-    created = psutil.Process(dead.pid).create_time()
-    dead.wait()
-    (run.path / "supervisor.pid").write_text(f"{dead.pid} {created}")
-    stub = stub_of(run)
+def test_a_run_whose_supervisor_was_killed_is_cleared_by_the_next(tmp_path: Path) -> None:
+    code = "import os; from tools.run_directory import RunDirectory; print(RunDirectory.create().path, flush=True)"
+    killed = subprocess.run(
+        [sys.executable, "-c", f"{code}; os.kill(os.getpid(), 9)"],
+        env=os.environ | {"TMPDIR": str(tmp_path)}, stdout=subprocess.PIPE, text=True, check=False,
+    )  # fmt: skip
+    dead = RunDirectory(Path(killed.stdout.strip()))
+    stub = stub_of(dead)
     RunDirectory.create().remove()
     stub.wait(5)
-    assert not run.path.exists()
+    assert not dead.path.exists()
 
 
-@pytest.mark.parametrize("owner", [None, "", "not numbers"])
-def test_a_folder_that_names_no_dead_supervisor_stays(run: RunDirectory, owner: str | None) -> None:
-    (run.path / "supervisor.pid").unlink()
-    if owner is not None:
-        (run.path / "supervisor.pid").write_text(owner)
+def test_a_folder_without_a_lock_stays(tmp_path: Path) -> None:
+    (tmp_path / "tokenrouter-x").mkdir()
     RunDirectory.create().remove()
-    assert run.path.exists()
+    assert (tmp_path / "tokenrouter-x").exists()
 
 
 def test_a_run_that_goes_on_stays(run: RunDirectory) -> None:

@@ -65,7 +65,7 @@ def test_the_shipped_deployments_are_consistent(name: str) -> None:
         (
             [PACED],
             {"router": RANDOM},
-            "models: got 1 models; router 'random' routes between 2 models; the deployment has 1 (m0)",
+            "models: got ['m0']; router 'random' routes between 2 models; the deployment has 1 (m0)",
         ),
         (
             [PACED, PACED],
