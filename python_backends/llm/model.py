@@ -15,12 +15,14 @@ from typing import Any
 
 import torch
 import triton_python_backend_utils as pb
+from pydantic import ValidationError
 
 from python_backends.llm.contract import StepRequest
 from python_backends.llm.engines import Engine, EngineError, LlamaCppConfig, build_engine, parse_engine_config
 from python_backends.llm.runner import LLMRunner
 from python_backends.llm.wire import REQUEST_TENSORS, decode_request, encode_response
 from routers import RouterConfig
+from routers.registry import describe
 
 __all__ = ["TritonPythonModel"]
 
@@ -62,7 +64,10 @@ class TritonPythonModel:
 def _build(name: str, parameters: dict[str, str]) -> tuple[LLMRunner, Engine]:
     """The model's runner and its engine, weights loaded. Raises ValueError and EngineError as they do."""
     config = parse_engine_config(json.loads(parameters["engine"]))
-    router_config = RouterConfig.model_validate_json(parameters["router"])
+    try:
+        router_config = RouterConfig.model_validate_json(parameters["router"])
+    except ValidationError as error:
+        raise ValueError(f"router: {describe(error)}") from error
     index = int(parameters["index"])
     router = router_config.router(index, json.loads(parameters["models"]))
     # sampling and routing get what the engine gets; more would take the other model's core

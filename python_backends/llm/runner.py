@@ -125,10 +125,11 @@ class LLMRunner:
             self._open(opened, progress)
         call = _CallClock()
         batch = [step for step in request.steps if self._known(step, progress)]
+        max_steps = request.max_steps if len(batch) == len(request.steps) else 1
         while batch:
             self._append(batch)
             output = self._forward(batch, progress, call)
-            if not self._finish_step(batch, output, progress) or call.steps >= request.max_steps:
+            if not self._finish_step(batch, output, progress) or call.steps >= max_steps:
                 break
             batch = [
                 SessionStep(s.session, len(self._sessions[s.session].tokens), progress[s.session].token_ids[-1:])

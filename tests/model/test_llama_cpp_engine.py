@@ -39,11 +39,18 @@ def config(**settings: object) -> LlamaCppConfig:
 
 
 @pytest.fixture(scope="module", params=["smollm2-135m-q4_0", "smollm2-135m-q8_0", "smollm2-135m-q4_0 2 threads"])
-def engine(request: pytest.FixtureRequest) -> Iterator[LlamaCppEngine]:
+def loaded(request: pytest.FixtureRequest) -> Iterator[LlamaCppEngine]:
     weights, *threads = request.param.split()
     made = LlamaCppEngine(config(weights=weights, threads=int(threads[0]) if threads else 1))
     yield made
     made.close()
+
+
+@pytest.fixture
+def engine(loaded: LlamaCppEngine) -> Iterator[LlamaCppEngine]:
+    """The engine, and without sessions afterwards, so that one test's failure isn't the next one's."""
+    yield loaded
+    loaded.free(range(1000))
 
 
 class Writer:
@@ -84,8 +91,8 @@ def alone(engine: LlamaCppEngine, prompt_tokens: int) -> list[torch.Tensor]:
 
 
 @pytest.fixture(scope="module")
-def expected(engine: LlamaCppEngine) -> dict[int, list[torch.Tensor]]:
-    return {n: alone(engine, n) for n in LENGTHS}
+def expected(loaded: LlamaCppEngine) -> dict[int, list[torch.Tensor]]:
+    return {n: alone(loaded, n) for n in LENGTHS}
 
 
 def check(writers: Sequence[Writer], expected: dict[int, list[torch.Tensor]]) -> None:
@@ -104,7 +111,6 @@ def test_many_at_once_equal_alone(engine: LlamaCppEngine, expected: dict[int, li
     while live := [w for w in writers if len(w.logits) <= len(SUFFIX_LENGTHS)]:
         some = rng.sample(live, rng.randint(1, len(live)))
         step(engine, writers, [w.part(SUFFIX_LENGTHS[len(w.logits) - 1]) for w in some])
-    engine.free(range(count))
     check(writers, expected)
 
 
@@ -119,7 +125,6 @@ def test_eager_lazy_and_chunked_prefill_agree(engine: LlamaCppEngine, expected: 
         late = sum(SUFFIX_LENGTHS[:3])
         step(engine, [writer], [writer.part(writer.prompt_tokens - writer.told + late)])
         assert torch.equal(writer.logits[0], expected[prompt_tokens][3])
-    engine.free([0, 1, 50])
 
 
 def test_a_rejected_tail_leaves_no_trace(engine: LlamaCppEngine, expected: dict[int, list[torch.Tensor]]) -> None:
@@ -128,7 +133,6 @@ def test_a_rejected_tail_leaves_no_trace(engine: LlamaCppEngine, expected: dict[
     for length in SUFFIX_LENGTHS:
         engine.step([SessionStep(w.session, w.told, [7] * (1 + w.session)) for w in writers])
         step(engine, writers, [w.part(length) for w in writers])
-    engine.free(range(3))
     check(writers, expected)
 
 
@@ -161,7 +165,6 @@ def test_the_engine_goes_on_when_one_session_fails(engine: LlamaCppEngine) -> No
         engine.open(SessionOpen(session, 1, 1))
     with pytest.raises(EngineError, match="max_sessions = 8"):
         engine.open(SessionOpen(16, 1, 1))
-    engine.free([1, 2, *range(10, 16), 77])
 
 
 def test_what_the_engine_says_of_itself(engine: LlamaCppEngine) -> None:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import ctypes
-import logging
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,14 @@ from python_backends.llm.engines.llama_calls import CALL_TOKENS, Call
 __all__ = ["LlamaContext"]
 
 _GGUF_MAGIC = b"GGUF"
+_LOG_LEVEL_ERROR = 4  # ggml's; llama-cpp-python's own callback is one off, and hides errors
+
+
+@llama.llama_log_callback  # type: ignore[untyped-decorator]
+def _print_errors(level: int, text: bytes, _: ctypes.c_void_p) -> None:
+    """What llama.cpp reports of a model is some 200 lines; only its errors are worth a line of ours."""
+    if level == _LOG_LEVEL_ERROR:
+        sys.stderr.write(text.decode(errors="replace"))
 
 
 class LlamaContext:
@@ -32,8 +40,7 @@ class LlamaContext:
     """
 
     def __init__(self, path: Path, config: LlamaCppConfig) -> None:
-        # what it reports at level info is some 200 lines per model
-        logging.getLogger("llama-cpp-python").setLevel(logging.ERROR)
+        llama.llama_log_set(_print_errors, None)
         llama.llama_backend_init()
         self._model = _load_model(path, config)
         try:

@@ -176,7 +176,7 @@ def test_rubbish_from_route_is_an_error(rubbish: object) -> None:
 
 def test_unknown_sessions_and_failed_opens() -> None:
     rig = Rig(FakeEngine(max_sessions=2))
-    unknown, known = rig.call(SessionStep(8, 0, [1]), SessionStep(1, 0, [0, 1]), opens={1: {}})
+    unknown, known = rig.call(SessionStep(8, 0, [1]), SessionStep(1, 0, [0, 1]), opens={1: {}}, max_steps=3)
     assert "session 8 is not open" in str(unknown.error) and known.token_ids == [2]
     (bad_params,) = rig.start(2, router_params={"nonsense": 1})
     assert "'nonsense' can't be set" in str(bad_params.error) and "leave_at" in str(bad_params.error)
