@@ -18,7 +18,14 @@ import triton_python_backend_utils as pb
 from pydantic import ValidationError
 
 from python_backends.llm.contract import StepRequest
-from python_backends.llm.engines import Engine, EngineError, LlamaCppConfig, build_engine, parse_engine_config
+from python_backends.llm.engines import (
+    Engine,
+    EngineConfig,
+    EngineError,
+    LlamaCppConfig,
+    build_engine,
+    parse_engine_config,
+)
 from python_backends.llm.runner import LLMRunner
 from python_backends.llm.wire import REQUEST_TENSORS, decode_request, encode_response
 from routers import RouterConfig
@@ -70,14 +77,19 @@ def _build(name: str, parameters: dict[str, str]) -> tuple[LLMRunner, Engine]:
         raise ValueError(f"router: {describe(error)}") from error
     index = int(parameters["index"])
     router = router_config.router(index, json.loads(parameters["models"]))
-    # sampling and routing get what the engine gets; more would take the other model's core
-    torch.set_num_threads(config.threads if isinstance(config, LlamaCppConfig) else 1)
+    torch.set_num_threads(_torch_threads(config))
     engine = build_engine(config, name, router.needs_hidden_states)
     try:
         return LLMRunner(name, index, engine, router, router_config), engine
     except ValueError:
         engine.close()
         raise
+
+
+def _torch_threads(config: EngineConfig) -> int:
+    """For sampling and routing. With more than one, torch adds up a lone row in parts and many rows whole,
+    so a routing signal would depend, in its last bit, on who else is in the batch."""
+    return config.threads if isinstance(config, LlamaCppConfig) and not config.deterministic else 1
 
 
 def _read(request: Any) -> StepRequest:
