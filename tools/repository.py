@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from python_backends.llm.wire import REQUEST_TENSORS, RESPONSE_TENSORS
+from python_backends.llm.wire import REQUEST_TENSOR, RESPONSE_TENSOR, WIRE_TYPE
 from python_backends.token_router.public import INPUTS, OUTPUTS, REFUSED_INPUTS
 from tools.deployment import ENSEMBLE, ROUTER, Deployment
 from tools.errors import UserError
@@ -78,9 +78,9 @@ def _llm(deployment: Deployment, index: int) -> str:
     return _config(
         f'name: "{model.name}"',
         'backend: "llm"',
-        "max_batch_size: 0  # a step's sessions are rows of its tensors, not a batch of requests",
-        _tensors("input", REQUEST_TENSORS),
-        _tensors("output", RESPONSE_TENSORS),
+        "max_batch_size: 0  # a call is a batch of sessions already",
+        _tensors("input", {REQUEST_TENSOR: WIRE_TYPE}),
+        _tensors("output", {RESPONSE_TENSOR: WIRE_TYPE}),
         _ON_CPU,
         _parameter("engine", model.engine.model_dump_json()),
         _parameter("router", deployment.router.model_dump_json()),

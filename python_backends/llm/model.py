@@ -8,9 +8,6 @@ of EngineConfig and RouterConfig; `models`, JSON list of all models' names in or
 from __future__ import annotations
 
 import json
-import os
-import threading
-import time
 from typing import Any
 
 import torch
@@ -27,13 +24,12 @@ from python_backends.llm.engines import (
     parse_engine_config,
 )
 from python_backends.llm.runner import LLMRunner
-from python_backends.llm.wire import REQUEST_TENSORS, decode_request, encode_response
+from python_backends.llm.wire import REQUEST_TENSOR, RESPONSE_TENSOR, decode_request, encode_response
+from python_backends.stub import exit_with_parent
 from routers import RouterConfig
 from routers.registry import describe
 
 __all__ = ["TritonPythonModel"]
-
-_PARENT_CHECK_S = 1.0
 
 
 class TritonPythonModel:
@@ -41,7 +37,7 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         """Load the weights. Raises TritonModelException with one line that says what is wrong."""
-        _end_with_parent()
+        exit_with_parent()
         config = json.loads(args["model_config"])
         parameters = {name: value["string_value"] for name, value in config["parameters"].items()}
         try:
@@ -57,11 +53,10 @@ class TritonPythonModel:
         try:
             response = self._runner.execute(_read(request))
         except ValueError as error:
-            return _refusal(error, pb.TritonError.INVALID_ARGUMENT)
+            return _refusal(error, pb.TritonError.INVALID_ARG)
         except Exception as error:  # the stub would live, but answer with a traceback
             return _refusal(error, pb.TritonError.INTERNAL)
-        tensors, wanted = encode_response(response), request.requested_output_names()
-        return pb.InferenceResponse([pb.Tensor(name, array) for name, array in tensors.items() if name in wanted])
+        return pb.InferenceResponse([pb.Tensor(RESPONSE_TENSOR, encode_response(response))])
 
     def finalize(self) -> None:
         """Give the weights' memory back."""
@@ -93,27 +88,9 @@ def _torch_threads(config: EngineConfig) -> int:
 
 
 def _read(request: Any) -> StepRequest:
-    """Raises ValueError when an input is missing or contradicts another."""
-    tensors = {}
-    for name in REQUEST_TENSORS:
-        tensor = pb.get_input_tensor_by_name(request, name)
-        if tensor is None:
-            raise ValueError(f"{name}: the input is missing")
-        tensors[name] = tensor.as_numpy()
-    return decode_request(tensors)
+    """Raises ValueError when the input contradicts itself."""
+    return decode_request(pb.get_input_tensor_by_name(request, REQUEST_TENSOR).as_numpy())
 
 
 def _refusal(error: Exception, code: int) -> Any:
     return pb.InferenceResponse(error=pb.TritonError(f"{type(error).__name__}: {error}", code))
-
-
-def _end_with_parent() -> None:
-    """End this process when tritonserver dies: a stub that waits for it would stay, weights and all."""
-    parent = os.getppid()
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(_PARENT_CHECK_S)
-        os._exit(1)
-
-    threading.Thread(target=watch, name="parent-watch", daemon=True).start()

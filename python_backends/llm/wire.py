@@ -1,20 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The step contract as Triton tensors: numpy arrays by tensor name, both directions, both ends.
+"""The step contract on the wire: one INT32 tensor for a `StepRequest`, one for a `StepResponse`.
 
-Numbers travel as numbers, a few small tensors for each call (every tensor costs some 20 µs); what is
-rare (opening a session, an error, fields for `send`, the facts) travels as one JSON string.
+A BLS call pays 50 to 150 µs for every tensor (docs/decisions/0009), more than for all that a step has to say;
+so a message is one vector: a header of counts, then the parts in order.
 
-| tensor | type | what |
-|---|---|---|
-| in `sessions` | INT32 [n, 4] | session, start, number of tokens, sample (0 or 1) |
-| in `token_ids` | INT32 [t] | the suffixes, one after another |
-| in `call` | INT32 [1 + k] | max_steps, then the k sessions to free |
-| in `control` | STRING [1] | JSON: `opens`, `hello`; "" = neither |
-| out `results` | INT32 [n, 2] | number of tokens, destination |
-| out `token_ids` | INT32 [t] | the sampled tokens, one session after another |
-| out `logprobs` | FP32 [t] | of each |
-| out `stats` | FP64 [5] | the fields of StepStats, in order |
-| out `notes` | STRING [1] | JSON: `errors`, `fields` by row, `facts`; "" = none |
+| request | INT32 values |
+|---|---|
+| header | version, max_steps, sessions n, sessions to free, tokens, bytes of control |
+| sessions | n times: session, start, number of tokens, sample (0 or 1) |
+| free | the sessions to free |
+| tokens | the suffixes, one after another |
+| control | JSON, UTF-8, padded to 4 bytes: `opens`, `hello`; nothing = neither |
+
+| response | INT32 values |
+|---|---|
+| header | version, results n, tokens, bytes of notes |
+| results | n times: number of tokens, destination |
+| tokens | one session's after another's |
+| log-probabilities | of each token, FP32 bits |
+| stats | the five fields of StepStats, FP64 bits |
+| notes | JSON, UTF-8, padded to 4 bytes: `errors`, `fields` by row, `facts`; nothing = none |
 """
 
 from __future__ import annotations
@@ -38,79 +43,69 @@ from python_backends.llm.contract import (
 )
 
 __all__ = [
-    "REQUEST_TENSORS",
-    "RESPONSE_TENSORS",
-    "Tensors",
+    "REQUEST_TENSOR",
+    "RESPONSE_TENSOR",
+    "WIRE_TYPE",
+    "Wire",
     "decode_request",
     "decode_response",
     "encode_request",
     "encode_response",
 ]
 
-Tensors: TypeAlias = dict[str, NDArray[Any]]
+Wire: TypeAlias = NDArray[np.int32]
 
-# name -> (Triton data type, dims), as config.pbtxt declares them
-REQUEST_TENSORS = {
-    "sessions": ("TYPE_INT32", (-1, 4)),
-    "token_ids": ("TYPE_INT32", (-1,)),
-    "call": ("TYPE_INT32", (-1,)),
-    "control": ("TYPE_STRING", (1,)),
-}
-RESPONSE_TENSORS = {
-    "results": ("TYPE_INT32", (-1, 2)),
-    "token_ids": ("TYPE_INT32", (-1,)),
-    "logprobs": ("TYPE_FP32", (-1,)),
-    "stats": ("TYPE_FP64", (5,)),
-    "notes": ("TYPE_STRING", (1,)),
-}
+REQUEST_TENSOR = "request"
+RESPONSE_TENSOR = "response"
+WIRE_TYPE = ("TYPE_INT32", (-1,))  # of both, as config.pbtxt declares them
+
+_VERSION = 1
+_REQUEST_HEADER = 6
+_RESPONSE_HEADER = 4
+_STATS_INTS = 10  # five FP64
 
 
-def _text(value: dict[str, Any]) -> NDArray[Any]:
-    return np.array([json.dumps(value).encode() if value else b""], dtype=np.object_)
-
-
-def _json(tensor: NDArray[Any]) -> dict[str, Any]:
-    raw = tensor.reshape(-1)[0]
-    value: dict[str, Any] = json.loads(raw) if raw else {}
-    return value
-
-
-def encode_request(request: StepRequest) -> Tensors:
-    """A StepRequest as the LLM model's input tensors."""
+def encode_request(request: StepRequest) -> Wire:
+    """A StepRequest as the LLM model's input tensor."""
     control: dict[str, Any] = {}
     if request.opens:
         control["opens"] = [asdict(o) for o in request.opens]
     if request.hello:
         control["hello"] = True
-    rows = [(s.session, s.start, len(s.token_ids), s.sample) for s in request.steps]
-    return {
-        "sessions": np.array(rows, dtype=np.int32).reshape(-1, 4),
-        "token_ids": np.array([t for s in request.steps for t in s.token_ids], dtype=np.int32),
-        "call": np.array([request.max_steps, *request.free], dtype=np.int32),
-        "control": _text(control),
-    }
+    text = _text(control)
+    tokens = [t for s in request.steps for t in s.token_ids]
+    numbers = [_VERSION, request.max_steps, len(request.steps), len(request.free), len(tokens), len(text)]
+    for s in request.steps:
+        numbers += (s.session, s.start, len(s.token_ids), s.sample)
+    numbers += request.free
+    numbers += tokens
+    return np.concatenate((np.array(numbers, dtype=np.int32), _padded(text)))
 
 
-def decode_request(tensors: Tensors) -> StepRequest:
-    """The inverse of `encode_request`. Raises ValueError when the tensors contradict each other."""
-    rows = tensors["sessions"].tolist()
-    tokens = tensors["token_ids"].tolist()
-    call = tensors["call"].tolist()
-    control = _json(tensors["control"])
-    if not call or call[0] < 1:
-        raise ValueError(f"call: must begin with max_steps, 1 or more; got {call[:1]}")
-    steps, at = [], 0
-    for session, start, count, sample in rows:
-        steps.append(SessionStep(session, start, tokens[at : at + count], bool(sample)))
+def decode_request(wire: Wire) -> StepRequest:
+    """The inverse of `encode_request`. Raises ValueError when the vector contradicts itself."""
+    values = wire.tolist()
+    max_steps, n, frees, tokens, text = _header(values, _REQUEST_HEADER)
+    if max_steps < 1:
+        raise ValueError(f"max_steps: {max_steps}; allowed: 1 or more")
+    at_free = _REQUEST_HEADER + 4 * n
+    at_tokens = at_free + frees
+    at_text = at_tokens + tokens
+    _check_length(values, at_text, text)
+    steps, at = [], at_tokens
+    for row in range(_REQUEST_HEADER, at_free, 4):
+        session, start, count, sample = values[row : row + 4]
+        steps.append(SessionStep(session, start, values[at : at + count], bool(sample)))
         at += count
-    if at != len(tokens):
-        raise ValueError(f"token_ids: has {len(tokens)} tokens, `sessions` counts {at}")
+    if at != at_text:
+        raise ValueError(f"tokens: there are {tokens}; the sessions count {at - at_tokens}")
+    control = _json(wire[at_text:], text)
     opens = [SessionOpen(**{**o, "sampling": SamplingParams(**o["sampling"])}) for o in control.get("opens", ())]
-    return StepRequest(steps, opens, free=call[1:], max_steps=call[0], hello=control.get("hello", False))
+    return StepRequest(steps, opens, values[at_free:at_tokens], max_steps, control.get("hello", False))
 
 
-def encode_response(response: StepResponse) -> Tensors:
-    """A StepResponse as the LLM model's output tensors."""
+def encode_response(response: StepResponse) -> Wire:
+    """A StepResponse as the LLM model's output tensor."""
     results = response.results
     notes: dict[str, Any] = {}
     if errors := {i: r.error for i, r in enumerate(results) if r.error is not None}:
@@ -119,27 +114,43 @@ def encode_response(response: StepResponse) -> Tensors:
         notes["fields"] = fields
     if response.facts is not None:
         notes["facts"] = asdict(response.facts)
-    return {
-        "results": np.array([(len(r.token_ids), r.destination) for r in results], dtype=np.int32).reshape(-1, 2),
-        "token_ids": np.array([t for r in results for t in r.token_ids], dtype=np.int32),
-        "logprobs": np.array([p for r in results for p in r.logprobs], dtype=np.float32),
-        "stats": np.array(astuple(response.stats), dtype=np.float64),
-        "notes": _text(notes),
-    }
+    text = _text(notes)
+    tokens = [t for r in results for t in r.token_ids]
+    numbers = [_VERSION, len(results), len(tokens), len(text)]
+    for r in results:
+        numbers += (len(r.token_ids), r.destination)
+    numbers += tokens
+    return np.concatenate(
+        (
+            np.array(numbers, dtype=np.int32),
+            np.array([p for r in results for p in r.logprobs], dtype=np.float32).view(np.int32),
+            np.array(astuple(response.stats), dtype=np.float64).view(np.int32),
+            _padded(text),
+        )
+    )
 
 
-def decode_response(tensors: Tensors) -> StepResponse:
-    """The inverse of `encode_response`."""
-    tokens = tensors["token_ids"].tolist()
-    logprobs = tensors["logprobs"].tolist()
-    notes = _json(tensors["notes"])
-    errors, fields = notes.get("errors", {}), notes.get("fields", {})
+def decode_response(wire: Wire) -> StepResponse:
+    """The inverse of `encode_response`. Raises ValueError when the vector contradicts itself."""
+    values = wire.tolist()
+    n, tokens, text = _header(values, _RESPONSE_HEADER)
+    at_tokens = _RESPONSE_HEADER + 2 * n
+    at_logprobs = at_tokens + tokens
+    at_stats = at_logprobs + tokens
+    at_text = at_stats + _STATS_INTS
+    _check_length(values, at_text, text)
+    logprobs = wire[at_logprobs:at_stats].view(np.float32).tolist()
+    # through bytes: eight-byte numbers may begin at any four-byte place
+    compute_ms, engine_ms, *counts = np.frombuffer(wire[at_stats:at_text].tobytes(), dtype=np.float64).tolist()
+    notes = _json(wire[at_text:], text)
+    errors, fields, facts = notes.get("errors", {}), notes.get("fields", {}), notes.get("facts")
     results, at = [], 0
-    for i, (count, destination) in enumerate(tensors["results"].tolist()):
+    for i in range(n):
+        count, destination = values[_RESPONSE_HEADER + 2 * i : _RESPONSE_HEADER + 2 * i + 2]
         row = str(i)  # JSON's keys are strings
         results.append(
             SessionResult(
-                token_ids=tokens[at : at + count],
+                token_ids=values[at_tokens + at : at_tokens + at + count],
                 logprobs=logprobs[at : at + count],
                 destination=destination,
                 fields=fields.get(row, {}),
@@ -147,9 +158,35 @@ def decode_response(tensors: Tensors) -> StepResponse:
             )
         )
         at += count
-    compute_ms, engine_ms, steps, sessions, kv_tokens = tensors["stats"].tolist()
-    stats = StepStats(compute_ms, engine_ms, int(steps), int(sessions), int(kv_tokens))
-    facts = notes.get("facts")
+    if at != tokens:
+        raise ValueError(f"tokens: there are {tokens}; the results count {at}")
+    stats = StepStats(compute_ms, engine_ms, *map(int, counts))
     if facts is not None:
         facts = LLMFacts(**{**facts, "eos_token_ids": tuple(facts["eos_token_ids"])})
     return StepResponse(results, stats, facts)
+
+
+def _text(value: dict[str, Any]) -> bytes:
+    return json.dumps(value).encode() if value else b""
+
+
+def _padded(text: bytes) -> Wire:
+    return np.frombuffer(text + b"\0" * (-len(text) % 4), dtype=np.int32)
+
+
+def _json(padded: Wire, size: int) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads(padded.tobytes()[:size]) if size else {}
+    return value
+
+
+def _header(values: list[int], size: int) -> list[int]:
+    """The header's counts, the version apart."""
+    if len(values) < size or values[0] != _VERSION:
+        raise ValueError(f"header: begins with {values[:1]}; this end speaks version {_VERSION} of the step contract")
+    return values[1:size]
+
+
+def _check_length(values: list[int], at_text: int, text: int) -> None:
+    expected = at_text + (text + 3) // 4
+    if len(values) != expected:
+        raise ValueError(f"length: {len(values)} values; the header counts {expected}")

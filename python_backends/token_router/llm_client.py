@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from python_backends.llm.contract import LLMFacts, StepRequest, StepResponse
-from python_backends.llm.wire import Tensors, decode_response, encode_request
+from python_backends.llm.wire import Wire, decode_response, encode_request
 from python_backends.token_router.errors import RequestFailed, Unavailable
 
 __all__ = ["LLMClient", "ThreadedLLMClient"]
@@ -56,7 +56,7 @@ class LLMClient(ABC):
 class ThreadedLLMClient(LLMClient):
     """An LLM behind a blocking call: a BLS request to a Triton model.
 
-    call: the LLM model's input tensors to its output tensors; raises RuntimeError with Triton's message.
+    call: the LLM model's input tensor to its output tensor; raises RuntimeError with Triton's message.
     reload: unloads and loads the model; raises RuntimeError.
     step_timeout_s: a step that takes longer means that the LLM hangs; its process is then ended, which
         is the only way out of a blocking call.
@@ -68,7 +68,7 @@ class ThreadedLLMClient(LLMClient):
     def __init__(
         self,
         name: str,
-        call: Callable[[Tensors], Tensors],
+        call: Callable[[Wire], Wire],
         reload: Callable[[], None],
         step_timeout_s: float,
     ) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from python_backends.llm.catalog import locate_tokenizer
-from python_backends.llm.wire import RESPONSE_TENSORS, Tensors
+from python_backends.llm.wire import REQUEST_TENSOR, RESPONSE_TENSOR, Wire
 from python_backends.stub import exit_with_parent, log_to_triton
 from python_backends.token_router.config import RuntimeConfig
 from python_backends.token_router.control import serve_control
@@ -154,19 +154,19 @@ def _inputs(request: Any) -> dict[str, Any]:
 
 
 def _bls_call(name: str) -> Any:
-    """The blocking call of LLM `name`: its input tensors to its output tensors."""
-    outputs = list(RESPONSE_TENSORS)
+    """The blocking call of LLM `name`: its input tensor to its output tensor."""
 
-    def call(tensors: Tensors) -> Tensors:
+    def call(wire: Wire) -> Wire:
         request = pb_utils.InferenceRequest(
             model_name=name,
-            inputs=[pb_utils.Tensor(n, array) for n, array in tensors.items()],
-            requested_output_names=outputs,
+            inputs=[pb_utils.Tensor(REQUEST_TENSOR, wire)],
+            requested_output_names=[RESPONSE_TENSOR],
         )
         response = request.exec()
         if response.has_error():
             raise RuntimeError(response.error().message())
-        return {t.name(): np.array(t.as_numpy()) for t in response.output_tensors()}
+        # a copy: the tensor's memory is Triton's, and goes back with the response
+        return np.array(response.output_tensors()[0].as_numpy())
 
     return call
 

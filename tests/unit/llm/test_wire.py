@@ -19,16 +19,11 @@ from python_backends.llm.contract import (
     StepStats,
 )
 from python_backends.llm.wire import (
-    REQUEST_TENSORS,
-    RESPONSE_TENSORS,
-    Tensors,
     decode_request,
     decode_response,
     encode_request,
     encode_response,
 )
-
-NUMPY_TYPES = {"TYPE_INT32": np.int32, "TYPE_FP32": np.float32, "TYPE_FP64": np.float64, "TYPE_STRING": np.object_}
 
 ids = st.integers(0, 2**31 - 1)
 token_lists = st.lists(ids, max_size=5)
@@ -61,39 +56,41 @@ facts = st.builds(
 responses = st.builds(StepResponse, st.lists(results, max_size=3), stats, st.none() | facts)
 
 
-def check_tensors(tensors: Tensors, declared: dict[str, tuple[str, tuple[int, ...]]]) -> None:
-    assert set(tensors) == set(declared)
-    for name, (data_type, dims) in declared.items():
-        assert tensors[name].dtype == NUMPY_TYPES[data_type]
-        assert len(tensors[name].shape) == len(dims)
-        assert all(d in (-1, actual) for d, actual in zip(dims, tensors[name].shape, strict=True))
-
-
 @given(requests)
 def test_a_request_comes_through(request: StepRequest) -> None:
-    tensors = encode_request(request)
-    check_tensors(tensors, REQUEST_TENSORS)
-    assert decode_request(tensors) == request
+    wire = encode_request(request)
+    assert wire.dtype == np.int32 and wire.ndim == 1
+    assert decode_request(wire) == request
 
 
 @given(responses)
 def test_a_response_comes_through(response: StepResponse) -> None:
-    tensors = encode_response(response)
-    check_tensors(tensors, RESPONSE_TENSORS)
-    assert decode_response(tensors) == response
+    wire = encode_response(response)
+    assert wire.dtype == np.int32 and wire.ndim == 1
+    assert decode_response(wire) == response
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "message"),
+    ("place", "value", "message"),
     [
-        ("call", [], "call: must begin with max_steps"),
-        ("call", [0], "got \\[0\\]"),
-        ("token_ids", [1, 2], "has 2 tokens, `sessions` counts 3"),
-        ("token_ids", [1, 2, 3, 4], "has 4 tokens, `sessions` counts 3"),
+        (0, 2, "header: begins with \\[2\\]; this end speaks version 1"),
+        (1, 0, "max_steps: 0; allowed: 1 or more"),
+        (4, 2, "length: 13 values; the header counts 12"),
+        (8, 2, "tokens: there are 3; the sessions count 2"),
+        (5, 9, "length: 13 values; the header counts 16"),
     ],
 )
-def test_tensors_that_contradict_each_other_are_refused(name: str, value: list[int], message: str) -> None:
-    tensors = encode_request(StepRequest([SessionStep(1, 0, [1, 2, 3])]))
-    tensors[name] = np.array(value, dtype=np.int32)
+def test_a_request_that_contradicts_itself_is_refused(place: int, value: int, message: str) -> None:
+    wire = encode_request(StepRequest([SessionStep(1, 0, [1, 2, 3])]))
+    wire[place] = value
     with pytest.raises(ValueError, match=message):
-        decode_request(tensors)
+        decode_request(wire)
+
+
+def test_a_cut_vector_is_refused() -> None:
+    with pytest.raises(ValueError, match="length"):
+        decode_request(encode_request(StepRequest([SessionStep(1, 0, [1, 2, 3])]))[:-1])
+    with pytest.raises(ValueError, match="length"):
+        decode_response(encode_response(StepResponse([SessionResult([1], [0.5])]))[:-1])
+    with pytest.raises(ValueError, match="header"):
+        decode_response(np.array([], dtype=np.int32))

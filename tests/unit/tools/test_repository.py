@@ -12,7 +12,7 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from python_backends.llm.engines.config import LlamaCppConfig
-from python_backends.llm.wire import REQUEST_TENSORS, RESPONSE_TENSORS
+from python_backends.llm.wire import REQUEST_TENSOR, RESPONSE_TENSOR
 from python_backends.token_router.config import RuntimeConfig
 from python_backends.token_router.public import INPUTS, OUTPUTS, REFUSED_INPUTS
 from routers import RouterConfig
@@ -55,8 +55,8 @@ def test_an_llm_gets_its_engine_its_router_and_its_place() -> None:
     assert LlamaCppConfig.model_validate_json(parameters["engine"]) == deployment.models[1].engine
     assert RouterConfig.model_validate_json(parameters["router"]) == deployment.router
     assert (json.loads(parameters["models"]), json.loads(parameters["index"])) == (["slm", "llm"], 1)
-    assert [t.name for t in config.input] == list(REQUEST_TENSORS)
-    assert [tuple(t.dims) for t in config.output] == [dims for _, dims in RESPONSE_TENSORS.values()]
+    assert [(t.name, tuple(t.dims)) for t in config.input] == [(REQUEST_TENSOR, (-1,))]
+    assert [(t.name, tuple(t.dims)) for t in config.output] == [(RESPONSE_TENSOR, (-1,))]
 
 
 def test_token_router_gets_the_runtime_and_every_public_tensor() -> None:
