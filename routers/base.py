@@ -48,6 +48,9 @@ class RouterParams(BaseModel):
 
     per_request: ClassVar[frozenset[str]] = frozenset()
 
+    def check_models(self, models: Sequence[str]) -> None:
+        """Override to raise ValueError when these values don't fit a deployment of these models."""
+
 
 P = TypeVar("P", bound=RouterParams)
 
@@ -103,8 +106,8 @@ class StepResult:
         return self.logits_output.hidden_states
 
     def param(self, name: str) -> torch.Tensor:
-        """The parameter `name` of every row, as FP32 [n]."""
-        return self.uniforms.new_tensor([getattr(p, name) for p in self.params]).float()
+        """The parameter `name` of every row, as FP64 [n]."""
+        return self.uniforms.new_tensor([getattr(p, name) for p in self.params])
 
 
 class RoutedRequest(Protocol):
@@ -233,6 +236,7 @@ class Algorithm:
         Raises ValueError when the algorithm can't route between that many models.
         """
         self.check_models(models)
+        params.check_models(models)
         cls = self.entry if index == 0 else self.peer
         return cls(params, models, index)
 

@@ -56,6 +56,10 @@ class MarkovParams(RouterParams):
             raise ValueError("c drops the token all the way round a cycle of models: no progress would be made")
         return self
 
+    def check_models(self, models: Sequence[str]) -> None:
+        if len(self.p) != len(models):
+            raise ValueError(f"router 'markov': p has {len(self.p)} rows; the deployment has {len(models)} models")
+
 
 def _has_cycle(edges: dict[int, list[int]]) -> bool:
     """Whether a directed graph has a cycle: strip the nodes without outgoing edges until none is left."""
@@ -73,8 +77,6 @@ class MarkovRouter(BaseRouter[MarkovParams]):
 
     def __init__(self, params: MarkovParams, models: Sequence[str], index: int) -> None:
         super().__init__(params, models, index)
-        if len(params.p) != len(models):
-            raise ValueError(f"router 'markov': p has {len(params.p)} rows; the deployment has {len(models)} models")
         order = [peer_to_model(index, j) for j in range(len(models))]  # own column first, then the peers'
         self._keep = [bool(params.c[index][m]) for m in order]
         total, self._cumulative = 0.0, []

@@ -33,7 +33,7 @@ class RandomSLM(BaseRouter[RandomParams]):
     needs_logits = False
 
     def route(self, result: StepResult) -> torch.Tensor:
-        return (result.uniforms < result.param("p").double()).long()
+        return (result.uniforms < result.param("p")).long()
 
     def send(self, req: RoutedRequest) -> PeerReq:
         return send_without_last(req)

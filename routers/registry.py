@@ -73,8 +73,8 @@ class RouterConfig(BaseModel):
         """The router beside model number `index` of `models`. Raises ValueError as the two above do."""
         return self.algorithm().router(index, self.parsed_params(), models)
 
-    def override(self, overrides: Mapping[str, Any]) -> RouterParams:
-        """The parameters of a request that overrides some.
+    def override(self, overrides: Mapping[str, Any], models: Sequence[str]) -> RouterParams:
+        """The parameters of a request that overrides some, in a deployment of these models.
 
         Raises ValueError for a parameter that is unknown, not open to requests, or out of its bounds.
         """
@@ -84,7 +84,9 @@ class RouterConfig(BaseModel):
             if key not in allowed:
                 names = ", ".join(sorted(allowed)) or "none"
                 raise ValueError(f"'{key}' can't be set by a request to router '{algorithm.name}'; allowed: {names}")
-        return parse_params(algorithm, {**self.params, **overrides})
+        params = parse_params(algorithm, {**self.params, **overrides})
+        params.check_models(models)
+        return params
 
 
 def parse_params(algorithm: Algorithm, values: Mapping[str, Any]) -> RouterParams:

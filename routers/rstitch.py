@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["RSTITCH", "RStitchLLM", "RStitchParams", "RStitchSLM", "normalized_entropy"]
 
+_LOWEST = -1e30
+
 
 class RStitchParams(RouterParams):
     """tau: normalised entropy above which the large model writes. The paper runs 0.03."""
@@ -32,11 +34,18 @@ class RStitchParams(RouterParams):
 def normalized_entropy(logits: torch.Tensor) -> torch.Tensor:
     """H_t = -sum_i p_i log p_i / log V for each row of FP32 [n, V]; FP32 [n] in [0, 1].
 
-    Through log_softmax: a probability that underflows to 0 would make p log p a NaN, and a NaN compares
-    false with every threshold, which would silently end delegation.
+    Row by row: a row fits in a core's cache, a batch of a large vocabulary doesn't, and no row's last bit
+    can depend on the others.
     """
-    log_p = logits.log_softmax(dim=-1)
-    return -(log_p.exp() * log_p).nan_to_num(nan=0.0).sum(-1) / math.log(logits.shape[-1])
+    entropies = [_entropy(row) for row in logits]
+    return logits.new_tensor(entropies) / math.log(logits.shape[-1])
+
+
+def _entropy(row: torch.Tensor) -> float:
+    # In log space and bounded below: where a probability underflows to 0, p log p would be a NaN, and a
+    # NaN compares false with every threshold, which would silently end delegation.
+    log_p = row.log_softmax(-1).clamp_min_(_LOWEST)
+    return -float(log_p.exp().dot(log_p))
 
 
 class RStitchSLM(BaseRouter[RStitchParams]):

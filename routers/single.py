@@ -10,6 +10,8 @@ from pydantic import Field
 from routers.base import Algorithm, BaseRouter, PeerReq, RoutedRequest, RouterParams, StepResult, send_without_last
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
 
 __all__ = ["SINGLE", "SingleParams"]
@@ -21,6 +23,10 @@ class SingleParams(RouterParams):
     per_request: ClassVar[frozenset[str]] = frozenset({"model"})
 
     model: int = Field(0, ge=0, description="which model writes, from 0")
+
+    def check_models(self, models: Sequence[str]) -> None:
+        if self.model >= len(models):
+            raise ValueError(f"router 'single': model: {self.model}; allowed: 0 to {len(models) - 1}")
 
 
 class SingleEntry(BaseRouter[SingleParams]):

@@ -156,7 +156,7 @@ class LLMRunner:
             if not self._facts.samples and not is_greedy(opened.sampling):
                 raise ValueError(f"sampling: the engine {self._facts.engine} takes greedy requests only")
             overrides = opened.router_params
-            params = self._router_config.override(overrides) if overrides else self._router.params
+            params = self._router_config.override(overrides, self._router.models) if overrides else self._router.params
             self._engine.open(opened)
         except (ValueError, EngineError) as error:
             if opened.session in progress:

@@ -89,9 +89,12 @@ class Intake:
     needs_sampling: the router's; such an algorithm can't take a greedy request.
     """
 
-    def __init__(self, tokenizer: Tokenizer | None, router: RouterConfig, limits: LimitsConfig) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer | None, router: RouterConfig, models: Sequence[str], limits: LimitsConfig
+    ) -> None:
         self._tokenizer = tokenizer
         self._router = router
+        self._models = models
         self._limits = limits
         algorithm = router.algorithm()
         self._needs_sampling = algorithm.entry.needs_sampling or algorithm.peer.needs_sampling
@@ -101,7 +104,7 @@ class Intake:
         params = GenerateParams.parse(inputs)
         if params.router_params:
             try:
-                self._router.override(params.router_params)
+                self._router.override(params.router_params, self._models)
             except ValueError as error:
                 raise InvalidRequest(f"router_params: {error}") from error
         if params.stop_words and self._tokenizer is None:

@@ -36,7 +36,7 @@ class Runtime:
         batching, limits = config.batching, config.limits
         self._max_live = limits.max_live
         self._draining = False
-        self.intake = Intake(tokenizer, config.router, limits)
+        self.intake = Intake(tokenizer, config.router, config.models, limits)
         self.served: Served | None = None
         self.up = asyncio.Event()  # set once every model has answered
         self._loops = [

@@ -34,7 +34,7 @@ class ByteTokenizer:
 
 
 def _intake(tokenizer: Any = None, router: str = "rstitch") -> Intake:
-    return Intake(tokenizer, RouterConfig(name=router), LimitsConfig(default_max_tokens=30))
+    return Intake(tokenizer, RouterConfig(name=router), ["slm", "llm"], LimitsConfig(default_max_tokens=30))
 
 
 @pytest.mark.parametrize(
