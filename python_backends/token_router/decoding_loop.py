@@ -15,6 +15,7 @@ from python_backends.token_router.delayed_batching import DelayedBatchingQueue
 from python_backends.token_router.errors import RequestFailed, TokenRouterError, Unavailable
 from python_backends.token_router.llm_client import LLMClient
 from python_backends.token_router.request import Request, Session, SessionState
+from python_backends.token_router.step_clock import StepClock
 
 __all__ = ["DecodingLoop", "LLMState", "Outcomes"]
 
@@ -64,6 +65,7 @@ class DecodingLoop:
         self.state = LLMState.STARTING
         self.facts: LLMFacts | None = None
         self.stats = StepStats()
+        self.clock = StepClock(asyncio.get_running_loop().time)
         self._run_ahead = batching.run_ahead
         self._outcomes = outcomes
         self._held: set[Session] = set()  # sessions that the LLM has been told of
@@ -119,6 +121,7 @@ class DecodingLoop:
     async def _woken(self) -> None:
         """Until something changed that may release a batch."""
         self._wake.clear()
+        self.clock.idle()
         due = self.queue.due()
         timer = None if due is None else asyncio.get_running_loop().call_at(due, self._wake.set)
         await self._wake.wait()
@@ -143,6 +146,7 @@ class DecodingLoop:
                 self._fail(session, error)
             return
         self.stats = response.stats
+        self.clock.called(response.stats)
         for session, step, result in zip(batch, steps, response.results, strict=True):
             self._settle(session, step, result)
 

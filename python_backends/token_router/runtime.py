@@ -94,7 +94,8 @@ class Runtime:
         self._client.fail_all(Unavailable(reason))
 
     def status(self) -> dict[str, Any]:
-        """What the runtime is doing: JSON. sessions: as the model itself counted them in its last step."""
+        """What the runtime is doing: JSON. sessions, kv_tokens: as the model itself counted them in its last
+        step. steps and what follows it: see `StepClock.summary`."""
         return {
             "state": "draining" if self._draining else "starting" if self.served is None else "serving",
             "live": self._client.live,
@@ -107,6 +108,7 @@ class Runtime:
                     "kv_tokens": loop.stats.kv_tokens,
                     "threshold": loop.threshold,
                     "pid": loop.facts.pid if loop.facts else None,
+                    **loop.clock.summary(),
                 }
                 for loop in self._loops
             },
