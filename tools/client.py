@@ -32,6 +32,7 @@ _WIRE = {
     "TYPE_FP32": ("FP32", "fp32_contents"),
     "TYPE_BOOL": ("BOOL", "bool_contents"),
 }
+_OUTPUTS = ("text_output", "output_ids", "output_models", "finish_reason", "usage")  # each one costs the server time
 _JSON_INPUTS = frozenset({"messages", "router_params"})
 # Without this header Triton reports an error inside the stream, as a text without a status.
 _METADATA = (("triton_grpc_error", "true"),)
@@ -201,6 +202,8 @@ class TokenRouterClient:
         for name, value in {**values, "stream": stream, **params}.items():
             if value is not None:
                 request.inputs.append(_input(name, value))
+        wanted = [*_OUTPUTS, "output_log_probs"] if params.get("return_log_probs") else _OUTPUTS
+        request.outputs.extend(service_pb2.ModelInferRequest.InferRequestedOutputTensor(name=n) for n in wanted)
         sent_at = time.monotonic()
         call = self._stub.ModelStreamInfer(iter([request]), metadata=_METADATA, timeout=timeout_s)
         self._latest = Generation(call, sent_at)
