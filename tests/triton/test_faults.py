@@ -161,3 +161,22 @@ def test_a_killed_token_router_is_reloaded(paced_server: RunningServer) -> None:
 
     wait_until("the next request served", served, 20)
     assert_clean_and_serving(paced_server)
+
+
+def test_a_hanging_llm_is_ended_and_reloaded() -> None:
+    """A step longer than step_timeout_s: only ending the process frees the blocking call."""
+    deployment = paced_deployment(
+        steps_ms=(5.0, 600_000.0),
+        router={"name": "random", "params": {"p": 0.0}},
+        batching={"llm_prefill": "lazy"},
+        limits={"step_timeout_s": 1.0},
+    )
+    with running_server(deployment) as server:
+        hangs = Background(server.grpc_url, input_ids=[1, 2], max_tokens=5, router_params={"p": 1.0})
+        goes_on = Background(server.grpc_url, input_ids=[3, 4], max_tokens=100)
+        for request in (hangs, goes_on):
+            request.join(20)
+        assert hangs.error is not None and hangs.error.status is grpc.StatusCode.UNAVAILABLE
+        assert "model 'llm' went down" in hangs.error.message
+        assert goes_on.error is None and goes_on.answer.ids == paced_tokens("slm", [3, 4], 100)  # never was there
+        assert_clean_and_serving(server)
