@@ -76,7 +76,7 @@ class StepResult:
     logits_output: see `LogitsOutput`.
     next_token_ids: INT64 [n], the tokens just sampled, not yet committed.
     positions: INT64 [n], the place of each sampled token in its sequence (prompt included, from 0).
-    rids: n request numbers, unique while the server lives.
+    rids: n request numbers, unique while `token_router` lives.
     params: n parameter sets: the deployment's, with what that request overrides.
     uniforms: FP64 [n], one draw from [0, 1) per row. It depends only on the request's seed, the position
         and the model, so a request's draws are the same whatever else is served.
@@ -148,8 +148,8 @@ class PeerReq:
     token_ids: the tokens that the peer hasn't seen: the sequence's positions loc - len(token_ids) to loc.
     loc: the sender's position: the length of the sequence (prompt included) once token_ids are in it.
         What the sender sampled beyond it is dropped, and the peer makes that position anew.
-    finished: whether the sequence is complete. The runtime decides this from the tokens that were kept
-        and overwrites what `send` put here: only it knows the request's limits and stop strings.
+    finished: whether the sequence is complete: its last token ends it, or it has reached its limit. The
+        runtime sets this from the tokens that were kept, before `receive`, whatever `send` put here.
     fields: the algorithm's own, a JSON object; `receive` of the peer sees it.
     """
 

@@ -36,8 +36,8 @@ def load_algorithm(name: str) -> Algorithm:
     module_name, _, attribute = name.partition(":")
     try:
         algorithm = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"router '{name}' can't be loaded: {error}") from error
+    except Exception as error:  # a user's module may raise anything while it is imported
+        raise ValueError(f"router '{name}' can't be loaded: {type(error).__name__}: {error}") from error
     if not isinstance(algorithm, Algorithm):
         raise ValueError(f"router '{name}' is a {type(algorithm).__name__}; it must be a routers.Algorithm")
     return algorithm

@@ -85,7 +85,10 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> Sampled:
     errors = {r: "the model's logits are not finite" for r, ok in enumerate(totals.isfinite().tolist()) if not ok}
     for r, row in enumerate(rows):
         if r not in errors and not is_greedy(row.params):
-            token_ids[r] = _sample_row(logits[r], row)
+            try:
+                token_ids[r] = _sample_row(logits[r], row)
+            except ValueError as error:
+                errors[r] = str(error)
     logprobs = logits.gather(-1, token_ids[:, None]).squeeze(-1) - totals
     return Sampled(token_ids, logprobs.tolist(), errors)
 
@@ -96,7 +99,10 @@ def _sample_row(raw: torch.Tensor, row: SamplingRow) -> int:
     logits = _penalized(raw, row) if _has_penalties(params) else raw
     if params.temperature < _GREEDY_BELOW:
         return int(logits.argmax())
-    weights = ((logits - logits.max()) / params.temperature).exp()
+    top = logits.max()
+    if not top.isfinite():
+        raise ValueError("the penalties leave no finite logits")
+    weights = ((logits - top) / params.temperature).exp()
     candidates = _candidates(weights, params)
     cumulative = (weights if candidates is None else weights[candidates]).cumsum(0, dtype=torch.float64)
     total = float(cumulative[-1])

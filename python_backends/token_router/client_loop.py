@@ -97,7 +97,7 @@ class ClientLoop:
             token = session.output_ids[at]
             request.output_ids.append(token)
             request.output_models.append(session.model)
-            request.log_probs.append(session.log_probs[at])
+            request.idle_handoffs = 0
             chunk.token_ids.append(token)
             chunk.models.append(name)
             if request.want_log_probs:

@@ -13,7 +13,7 @@ __all__ = ["BatchingConfig", "LimitsConfig", "RuntimeConfig"]
 
 
 class _Config(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class BatchingConfig(_Config):

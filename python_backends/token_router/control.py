@@ -46,7 +46,7 @@ def _answer(runtime: Runtime, line: bytes) -> dict[str, Any]:
     try:
         message = json.loads(line)
         op = message["op"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return {"ok": False, "error": 'expected a JSON object with "op": status, drain or abort'}
     if op == "status":
         return {"ok": True, **runtime.status()}

@@ -76,10 +76,10 @@ class DecodingLoop:
 
     # Called by the other loops
 
-    def add(self, session: Session) -> None:
-        """The session is to be stepped: it becomes WAITING."""
+    def add(self, session: Session, urgent: bool = False) -> None:
+        """The session is to be stepped: it becomes WAITING. urgent: no batch is waited for."""
         session.state = SessionState.WAITING
-        self.queue.put(session)
+        self.queue.put(session, urgent)
         self._wake.set()
 
     def drop(self, session: Session) -> None:
@@ -160,7 +160,7 @@ class DecodingLoop:
         session.take_result(step, result)
         if not step.sample:
             if session.here or session.kv_tokens < session.target:
-                self.add(session)
+                self.add(session, urgent=True)  # it has had its turn, only not all of it
             else:
                 session.state = SessionState.PENDING
         elif result.destination == 0:
@@ -210,10 +210,13 @@ class DecodingLoop:
             except Unavailable as failure:
                 self._log.error("%s; trying again", failure)
                 self._set_state(LLMState.DOWN)
+                for session in self.queue.waiting():  # they came meanwhile, and nobody knows for how long
+                    self._outcomes.fail(session.request, failure)
                 await asyncio.sleep(_RETRY_S)
         self._log.info("model '%s' is up again", self.llm.name)
         self._set_state(LLMState.UP)
 
     def _set_state(self, state: LLMState) -> None:
         self.state = state
+        self.clock.idle()
         self._outcomes.llm_changed()

@@ -72,10 +72,10 @@ class DelayedBatchingQueue:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def put(self, session: Session) -> None:
-        """Called once for each time a session becomes WAITING."""
+    def put(self, session: Session, urgent: bool = False) -> None:
+        """Called once for each time a session becomes WAITING. urgent: it must not wait, whatever it is."""
         session.waiting_since = self._clock()
-        session.urgent = _must_not_wait(session)
+        session.urgent = urgent or _must_not_wait(session)
         self._urgent += session.urgent
         self._waiting[session] = None
 
@@ -84,6 +84,10 @@ class DelayedBatchingQueue:
         if session in self._waiting:
             del self._waiting[session]
             self._urgent -= session.urgent
+
+    def waiting(self) -> list[Session]:
+        """Who waits, first come first."""
+        return list(self._waiting)
 
     def due(self) -> float | None:
         """When the longest wait reaches the cap; None = nobody waits."""

@@ -5,14 +5,16 @@ models of admissions and finishes."""
 from __future__ import annotations
 
 import asyncio
+import operator
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from python_backends.token_router.decoding_loop import DecodingLoop
 from python_backends.token_router.delayed_batching import Thresholds
 from python_backends.token_router.errors import RequestFailed, TokenRouterError
 from python_backends.token_router.request import Request, Session, SessionState
-from routers import BaseRouter, PeerReq, model_to_peer, peer_to_model
+from routers import BaseRouter, model_to_peer, peer_to_model
 
 __all__ = ["InterModelLoop"]
 
@@ -82,13 +84,10 @@ class InterModelLoop:
         request = source.request
         target = request.sessions[peer_to_model(source.model, source.destination)]
         try:
-            peer_req = self._routers[source.model].send(source)
-            accepted = list(self._routers[target.model].receive(peer_req))
-            start = self._checked_start(source, target, peer_req, accepted)
+            start, accepted = self._exchange(source, target)
         except Exception as error:  # an algorithm is a user's code: what it raises ends this request only
-            self._fail(
-                request, RequestFailed(f"router between '{self._name(source)}' and '{self._name(target)}': {error!r}")
-            )
+            where = f"router between '{self._name(source)}' and '{self._name(target)}'"
+            self._fail(request, RequestFailed(f"{where}: {error!r}"))
             return
         # Both ends now know the same sequence: what `send` or `receive` dropped is gone at the source too.
         target.splice(start, accepted)
@@ -96,15 +95,11 @@ class InterModelLoop:
         source.peer_locs[source.destination] = target.length
         target.peer_locs[model_to_peer(target.model, source.model)] = source.length
         request.idle_handoffs += 1
-        if source.length > request.committed:
-            request.idle_handoffs = 0
-            if self._commit(source):
-                return
+        if source.length > request.committed and self._commit(source):
+            return
         if request.idle_handoffs > 2 * len(self._loops):
-            self._fail(
-                request,
-                RequestFailed(f"the router makes no progress: {request.idle_handoffs} handoffs in a row kept no token"),
-            )
+            what = f"the router makes no progress: {request.idle_handoffs} handoffs in a row kept no token"
+            self._fail(request, RequestFailed(what))
             return
         request.handoffs += 1
         target.here = True
@@ -114,24 +109,37 @@ class InterModelLoop:
     def _name(self, session: Session) -> str:
         return self._loops[session.model].llm.name
 
-    def _checked_start(self, source: Session, target: Session, peer_req: PeerReq, accepted: list[int]) -> int:
-        """The position that `accepted` begins at, the prompt skipped. Raises ValueError when the router
-        left a gap or changed what the client already has."""
+    def _exchange(self, source: Session, target: Session) -> tuple[int, list[int]]:
+        """`send` here, `receive` there: the position from which on, the prompt skipped, and the tokens that
+        both ends then have. Raises what they raise, and ValueError when the router left a gap, made up
+        tokens or changed what the client already has."""
         request = source.request
+        peer_req = self._routers[source.model].send(source)
+        start = peer_req.loc - len(peer_req.token_ids)
         if peer_req.rid != request.rid:
             raise ValueError(f"rid: {peer_req.rid}; this is request {request.rid}")
-        start = peer_req.loc - len(peer_req.token_ids)
         if not 0 <= start <= target.length:
             raise ValueError(
                 f"token_ids: begin at position {start}; the peer has {target.length} tokens, nothing may be missing"
             )
+        peer_req = replace(peer_req, finished=request.ends(peer_req.token_ids, peer_req.loc))
+        accepted = list(self._routers[target.model].receive(peer_req))
+        if accepted != list(peer_req.token_ids[: len(accepted)]):
+            raise ValueError(f"receive: accepted {accepted}, which {list(peer_req.token_ids)} doesn't begin with")
         skip = max(0, len(request.prompt_ids) - start)
-        del accepted[:skip]
         start += skip
+        tokens = [self._checked_token(token, target) for token in accepted[skip:]]
         settled = request.output_ids[start - len(request.prompt_ids) :]
-        if accepted[: len(settled)] != settled:
+        if tokens[: len(settled)] != settled:
             raise ValueError(
                 f"loc: {peer_req.loc} with {len(accepted)} tokens accepted would take back or change tokens that"
                 f" are final; the first {request.committed} of the sequence are"
             )
-        return start
+        return start, tokens
+
+    def _checked_token(self, token: Any, target: Session) -> int:
+        facts = self._loops[target.model].facts
+        token = operator.index(token)
+        if facts is None or not 0 <= token < facts.vocab_size:
+            raise ValueError(f"token_ids: {token} is not in the vocabulary of '{self._name(target)}'")
+        return int(token)

@@ -95,12 +95,15 @@ class ThreadedLLMClient(LLMClient):
             raise Unavailable(f"model '{self.name}' doesn't answer: {error}") from error
         if response.facts is None:
             raise Unavailable(f"model '{self.name}' doesn't say what it is")
-        self._watch(response.facts.pid)
+        try:
+            self._watch(response.facts.pid)
+        except OSError as error:  # it has ended since
+            raise Unavailable(f"model '{self.name}' went down: {error}") from error
         return response.facts
 
     async def step(self, request: StepRequest) -> StepResponse:
         running = self._running = self._in_thread(lambda: self._exchange(request))
-        timer = self._loop.call_later(self._step_timeout_s, self._kill)
+        timer = self._loop.call_later(self._step_timeout_s * request.max_steps, self._kill)
         try:
             return await running
         except RuntimeError as error:

@@ -21,7 +21,7 @@ from python_backends.llm.wire import REQUEST_TENSOR, RESPONSE_TENSOR, Wire
 from python_backends.stub import exit_with_parent, log_to_triton
 from python_backends.token_router.config import RuntimeConfig
 from python_backends.token_router.control import serve_control
-from python_backends.token_router.errors import InvalidRequest, TokenRouterError
+from python_backends.token_router.errors import InvalidRequest, RequestFailed, TokenRouterError
 from python_backends.token_router.llm_client import ThreadedLLMClient
 from python_backends.token_router.public import INPUTS, REFUSED_INPUTS
 from python_backends.token_router.response_thread import ResponseThread, TritonStream
@@ -30,6 +30,7 @@ from python_backends.token_router.tokenizer import Tokenizer
 
 _RUN_DIR_VARIABLE = "TOKENROUTER_RUN_DIR"
 _MEET_TIMEOUT_S = 30.0
+_LAST_ANSWERS_S = 5.0
 
 
 class TritonPythonModel:
@@ -84,9 +85,14 @@ class TritonPythonModel:
     def _take(self, request: Any) -> None:
         stream = TritonStream(self._responses, request.get_response_sender(), request.requested_output_names())
         try:
-            submission = self._runtime.check(_inputs(request))
+            served = self._runtime.require_served()
+            submission = self._runtime.intake.check(_inputs(request, served.context_tokens), served)
         except TokenRouterError as error:
             stream.fail(error)
+            return
+        except Exception as error:  # whatever a request can do to us, its client gets an answer
+            logging.getLogger("token_router").exception("a request could not be checked")
+            stream.fail(RequestFailed(f"the request could not be checked: {error!r}"))
             return
         stream.prompt_tokens = len(submission.prompt_ids)
         self._loop.call_soon_threadsafe(self._submit, submission, stream)
@@ -107,6 +113,7 @@ class TritonPythonModel:
             self._failure = error
             logging.getLogger("token_router").exception("the runtime has failed")
             if started.is_set():
+                self._responses.close(_LAST_ANSWERS_S)
                 os._exit(1)  # a router that serves nothing must not look alive: the supervisor reloads it
         finally:
             started.set()
@@ -131,13 +138,18 @@ class TritonPythonModel:
                 control.close()
 
 
-def _inputs(request: Any) -> dict[str, Any]:
-    """The request's inputs as plain values. Raises InvalidRequest."""
+def _inputs(request: Any, context_tokens: int) -> dict[str, Any]:
+    """The request's inputs as plain values. Raises InvalidRequest.
+
+    context_tokens: more numbers than these can't be served, and aren't even looked at.
+    """
     values: dict[str, Any] = {}
     for tensor in request.inputs():
         name = tensor.name()
         array = tensor.as_numpy().reshape(-1)
         declared = INPUTS.get(name) or REFUSED_INPUTS[name]
+        if array.size > context_tokens:
+            raise InvalidRequest(f"{name}: has {array.size} elements; the context holds {context_tokens} tokens")
         items = array.tolist()
         if declared.data_type == "TYPE_STRING":
             try:

@@ -16,6 +16,7 @@ from python_backends.token_router.public import REFUSED_INPUTS
 __all__ = ["GenerateParams"]
 
 _MAX_STOP_WORDS = 16
+_SHOWN_CHARACTERS = 80
 
 
 class Message(BaseModel):
@@ -42,7 +43,7 @@ class GenerateParams(BaseModel):
     top_k: int = Field(0, ge=0)
     top_p: float = Field(1.0, gt=0.0, le=1.0, allow_inf_nan=False)
     min_p: float = Field(0.0, ge=0.0, le=1.0, allow_inf_nan=False)
-    repetition_penalty: float = Field(1.0, gt=0.0, le=100.0, allow_inf_nan=False)
+    repetition_penalty: float = Field(1.0, ge=0.01, le=100.0, allow_inf_nan=False)
     presence_penalty: float = Field(0.0, ge=-2.0, le=2.0, allow_inf_nan=False)
     frequency_penalty: float = Field(0.0, ge=-2.0, le=2.0, allow_inf_nan=False)
     seed: int | None = Field(None, ge=0, lt=2**64)
@@ -59,13 +60,17 @@ class GenerateParams(BaseModel):
         if not isinstance(value, str):
             return value
         try:
-            return json.loads(value)
-        except ValueError as error:
+            parsed = json.loads(value)
+            json.dumps(parsed, ensure_ascii=False).encode()  # half a surrogate pair can't become text
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"must be JSON ({error})") from error
+        return parsed
 
     @field_validator("stop_words")
     @classmethod
     def _no_empty_stop(cls, value: list[str]) -> list[str]:
+        if value == [""]:  # how clients of the TensorRT-LLM templates say "none"
+            return []
         if "" in value:
             raise ValueError("must not contain an empty string")
         return value
@@ -76,11 +81,13 @@ class GenerateParams(BaseModel):
 
         Raises InvalidRequest naming the input, its value and what is allowed.
         """
-        for name in inputs:
-            if name in REFUSED_INPUTS:
-                raise InvalidRequest(f"{name} {REFUSED_INPUTS[name].meaning}")
+        for name, value in inputs.items():
+            refused = REFUSED_INPUTS.get(name)
+            values = value if isinstance(value, list) else [value]
+            if refused is not None and not all(v in refused.neutral for v in values):
+                raise InvalidRequest(f"{name} {refused.reason}; got {_shown(value)}")
         try:
-            params = cls.model_validate(dict(inputs))
+            params = cls.model_validate({n: v for n, v in inputs.items() if n not in REFUSED_INPUTS})
         except ValidationError as error:
             raise InvalidRequest("; ".join(_message(e) for e in error.errors())) from error
         prompts = [n for n in ("text_input", "messages", "input_ids") if getattr(params, n) is not None]
@@ -106,6 +113,9 @@ class GenerateParams(BaseModel):
 
 
 def _message(error: Any) -> str:
-    shown = repr(error["input"])
-    shown = shown if len(shown) <= 80 else shown[:77] + "..."
-    return f"{'.'.join(map(str, error['loc']))}: {error['msg']}, got {shown}"
+    return f"{'.'.join(map(str, error['loc']))}: {error['msg']}, got {_shown(error['input'])}"
+
+
+def _shown(value: Any) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= _SHOWN_CHARACTERS else shown[: _SHOWN_CHARACTERS - 3] + "..."

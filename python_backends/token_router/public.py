@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["INPUTS", "OUTPUTS", "REFUSED_INPUTS", "Tensor"]
+__all__ = ["INPUTS", "OUTPUTS", "REFUSED_INPUTS", "Refused", "Tensor"]
 
 
 class Tensor(NamedTuple):
@@ -20,6 +20,18 @@ class Tensor(NamedTuple):
     dims: tuple[int, ...]
     meaning: str
 
+
+class Refused(NamedTuple):
+    """An input that can't be honoured: why, and the values that ask for nothing."""
+
+    data_type: str
+    dims: tuple[int, ...]
+    reason: str
+    neutral: tuple[str | bool | float, ...]
+
+
+_NO_LOGITS = "is not supported: logits stay in the LLM's process"
+_FIXED_LENGTH = "is not supported; ignore_eos with max_tokens gives a fixed length"
 
 INPUTS: dict[str, Tensor] = {
     "text_input": Tensor("TYPE_STRING", (1,), "the prompt as text, UTF-8; one of text_input, messages, input_ids"),
@@ -46,23 +58,23 @@ INPUTS: dict[str, Tensor] = {
     "router_params": Tensor("TYPE_STRING", (1,), "JSON: the router's parameters that this request overrides"),
 }
 
-# Declared because clients of the TensorRT-LLM templates may send them; a request that sets one is refused
-# by name, with the reason.
-REFUSED_INPUTS: dict[str, Tensor] = {
-    "bad_words": Tensor("TYPE_STRING", (-1,), "is not supported"),
-    "end_id": Tensor("TYPE_INT32", (1,), "is not supported: the models' own end-of-sequence tokens are used"),
-    "pad_id": Tensor("TYPE_INT32", (1,), "is not supported: nothing is padded"),
-    "min_tokens": Tensor("TYPE_INT32", (1,), "is not supported; ignore_eos with max_tokens gives a fixed length"),
-    "min_length": Tensor("TYPE_INT32", (1,), "is not supported; ignore_eos with max_tokens gives a fixed length"),
-    "length_penalty": Tensor("TYPE_FP32", (1,), "is not supported: it belongs to beam search"),
-    "beam_width": Tensor("TYPE_INT32", (1,), "is not supported: routed decoding has one beam"),
-    "num_return_sequences": Tensor("TYPE_INT32", (1,), "is not supported: send one request for each"),
-    "return_context_logits": Tensor("TYPE_BOOL", (1,), "is not supported: logits stay in the LLM's process"),
-    "return_generation_logits": Tensor("TYPE_BOOL", (1,), "is not supported: logits stay in the LLM's process"),
-    "return_perf_metrics": Tensor("TYPE_BOOL", (1,), "is not supported"),
-    "guided_decoding_guide": Tensor("TYPE_STRING", (1,), "is not supported"),
-    "guided_decoding_guide_type": Tensor("TYPE_STRING", (1,), "is not supported"),
-    "lora_task_id": Tensor("TYPE_UINT64", (1,), "is not supported"),
+# Declared because clients of the TensorRT-LLM templates may send them. A value that asks for nothing is let
+# through; any other is refused by name, with the reason.
+REFUSED_INPUTS: dict[str, Refused] = {
+    "bad_words": Refused("TYPE_STRING", (-1,), "is not supported", ("",)),
+    "end_id": Refused("TYPE_INT32", (1,), "is not supported: the models' own end-of-sequence tokens are used", ()),
+    "pad_id": Refused("TYPE_INT32", (1,), "is not supported: nothing is padded", ()),
+    "min_tokens": Refused("TYPE_INT32", (1,), _FIXED_LENGTH, (0, 1)),
+    "min_length": Refused("TYPE_INT32", (1,), _FIXED_LENGTH, (0, 1)),
+    "length_penalty": Refused("TYPE_FP32", (1,), "is not supported: it belongs to beam search", (0.0, 1.0)),
+    "beam_width": Refused("TYPE_INT32", (1,), "is not supported: routed decoding has one beam", (1,)),
+    "num_return_sequences": Refused("TYPE_INT32", (1,), "is not supported: send one request for each", (1,)),
+    "return_context_logits": Refused("TYPE_BOOL", (1,), _NO_LOGITS, (False,)),
+    "return_generation_logits": Refused("TYPE_BOOL", (1,), _NO_LOGITS, (False,)),
+    "return_perf_metrics": Refused("TYPE_BOOL", (1,), "is not supported", (False,)),
+    "guided_decoding_guide": Refused("TYPE_STRING", (1,), "is not supported", ("",)),
+    "guided_decoding_guide_type": Refused("TYPE_STRING", (1,), "is not supported", ("",)),
+    "lora_task_id": Refused("TYPE_UINT64", (1,), "is not supported", (0,)),
 }
 
 OUTPUTS: dict[str, Tensor] = {

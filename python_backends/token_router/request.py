@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,7 +36,7 @@ class Request:
     eos_token_ids: the tokens that end it; empty when the client ignores them.
     router_params: what it overrides of the router's parameters.
     text: turns committed tokens into text and finds stop strings (client loop).
-    output_ids, output_models, log_probs: the committed tokens (client loop); model numbers.
+    output_ids, output_models: the committed tokens and the number of the model that made each (client loop).
     sessions: one for each model, by its number (inter-model loop, at admission).
     handoffs: deliveries from model to model (inter-model loop).
     idle_handoffs: of which since the last committed token.
@@ -55,12 +55,17 @@ class Request:
     want_log_probs: bool = False
     output_ids: list[int] = field(default_factory=list)
     output_models: list[int] = field(default_factory=list)
-    log_probs: list[float] = field(default_factory=list)
     sessions: list[Session] = field(default_factory=list)
     handoffs: int = 0
     idle_handoffs: int = 0
     whole: Chunk = field(default_factory=Chunk)
     ended: bool = False
+
+    def ends(self, token_ids: Sequence[int], length: int) -> bool:
+        """Whether a sequence of `length` tokens, the last of them as in `token_ids`, is complete."""
+        if length <= len(self.prompt_ids) or not token_ids:
+            return False
+        return token_ids[-1] in self.eos_token_ids or length >= self.limit
 
     @property
     def committed(self) -> int:
@@ -104,8 +109,7 @@ class Session:
 
     def finished(self) -> bool:
         """Whether the last token of output_ids would end the request, if it is kept."""
-        at_end = bool(self.output_ids) and self.output_ids[-1] in self.request.eos_token_ids
-        return at_end or self.length >= self.request.limit
+        return self.request.ends(self.output_ids, self.length)
 
     @property
     def length(self) -> int:

@@ -123,10 +123,10 @@ class ResponseThread:
         """The stream has something to send, or is to be watched from now on."""
         self._awake.put(stream)
 
-    def close(self) -> None:
-        """Send what was given before, then end the thread."""
+    def close(self, timeout_s: float | None = None) -> None:
+        """Send what was given before, then end the thread; wait for that no longer than timeout_s."""
         self._awake.put(None)
-        self._thread.join()
+        self._thread.join(timeout_s)
 
     def _run(self) -> None:
         next_poll = time.monotonic() + _CANCEL_POLL_S
@@ -156,9 +156,14 @@ class ResponseThread:
             self._streams.discard(stream)
 
     def _poll(self, stream: TritonStream) -> None:
-        if stream.cancelled():
+        try:
+            if stream.cancelled():
+                self._streams.discard(stream)
+                stream.on_cancel()
+        except Exception as error:
+            self._log.exception("a client could not be asked for")
             self._streams.discard(stream)
-            stream.on_cancel()
+            stream.give_up(error)
 
 
 def _tensors(chunk: Chunk, prompt_tokens: int) -> dict[str, Any]:

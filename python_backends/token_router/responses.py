@@ -47,7 +47,8 @@ class Chunk:
 
 
 class ResponseStream(Protocol):
-    """One request's way back to its client. Called by the event loop's thread only; never blocks.
+    """One request's way back to its client. Never blocks. Called by the event loop's thread, but for a request
+    that is refused before it gets there.
 
     Exactly one final call is made: `send` with a chunk that has a finish_reason, or `fail`.
     """

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from python_backends.token_router.client_loop import ClientLoop
@@ -68,12 +68,12 @@ class Runtime:
 
     # From clients
 
-    def check(self, inputs: Mapping[str, Any]) -> Any:
-        """The submission for a client's inputs; any thread may ask. Raises InvalidRequest, or Unavailable
-        before every model has answered for the first time."""
+    def require_served(self) -> Served:
+        """What the models can take; any thread may ask. Raises Unavailable before every model has answered
+        for the first time."""
         if self.served is None:
-            raise Unavailable(self._refusal() or "the models are starting")
-        return self.intake.check(inputs, self.served)
+            raise Unavailable(self._down() or "the models are starting")
+        return self.served
 
     def submit(self, submission: Any, stream: ResponseStream) -> Request | None:
         """Take the request; None = it was refused through `stream`."""
@@ -131,13 +131,18 @@ class Runtime:
             self.served = Served.by(facts)
             self.up.set()
             self._client.max_live = min(self._max_live, self.served.max_sessions)
-        down = self._refusal()
+        down = self._down()
         if down is not None:
             self._client.fail_queued(Unavailable(down))
 
     def _refusal(self) -> str | None:
+        """Why no new request is taken; None = they are."""
         if self._draining:
             return "the server is draining: it finishes what it has and takes nothing new"
+        return self._down()
+
+    def _down(self) -> str | None:
+        """Which model nobody can be admitted to; one that is being reloaded is waited for."""
         for loop in self._loops:
             if loop.state in (LLMState.STARTING, LLMState.DOWN):
                 return f"model '{loop.llm.name}' is {loop.state.value}"

@@ -27,6 +27,7 @@ class StepClock:
         self._overheads_ms: deque[float] = deque(maxlen=_KEPT)
         self.steps = 0
         self.engine_ms = 0.0
+        self.compute_ms = 0.0
 
     def idle(self) -> None:
         """The loop waits for work."""
@@ -40,12 +41,19 @@ class StepClock:
         self._ended = now
         self.steps += stats.steps
         self.engine_ms += stats.engine_ms
+        self.compute_ms += stats.compute_ms
 
     def summary(self) -> dict[str, float | int | None]:
-        """steps, engine_ms: since the start. overhead_ms_p50, _p95: of a step, over the last calls; None
-        before there are enough."""
+        """steps, engine_ms, compute_ms (sampling and routing included): since the start.
+        overhead_ms_p50, _p95: of a step, over the last calls; None before there are enough."""
         p50 = p95 = None
         if len(self._overheads_ms) > 1:
             p50 = statistics.median(self._overheads_ms)
             p95 = statistics.quantiles(self._overheads_ms, n=20)[-1]
-        return {"steps": self.steps, "engine_ms": self.engine_ms, "overhead_ms_p50": p50, "overhead_ms_p95": p95}
+        return {
+            "steps": self.steps,
+            "engine_ms": self.engine_ms,
+            "compute_ms": self.compute_ms,
+            "overhead_ms_p50": p50,
+            "overhead_ms_p95": p95,
+        }

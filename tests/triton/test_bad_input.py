@@ -30,7 +30,7 @@ pytestmark = pytest.mark.triton
         ({"text": "x", "top_p": 7.0}, "top_p: Input should be less than or equal to 1, got 7.0"),
         ({"text": "x", "top_k": -3}, "top_k"),
         ({"text": "x", "bad_words": ["y"]}, "bad_words is not supported"),
-        ({"text": "x", "stop_words": [""]}, "stop_words"),
+        ({"text": "x", "stop_words": ["y", ""]}, "stop_words"),
         ({"input_ids": [1, 2, 99999]}, "input_ids[2]: 99999 is not in the vocabulary; allowed: 0 to "),
         ({"input_ids": [-4]}, "input_ids[0]: -4 is not in the vocabulary"),
         ({"text": b"caf\xe9"}, "text_input: must be valid UTF-8"),

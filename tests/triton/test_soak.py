@@ -61,12 +61,20 @@ def _destination(row: list[float], at: int, draw: float) -> int:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("round_", range(ROUNDS))
 def test_random_handoffs_among_three_models(round_: int) -> None:
-    rng = random.Random(round_)
+    _soak(random.Random(round_), REQUESTS // ROUNDS, AT_ONCE, run_ahead=None)
+
+
+def test_run_ahead_with_few_at_once() -> None:
+    """A model runs ahead only while every live request is in its batch, which many at once never are."""
+    _soak(random.Random(99), 400, 2, run_ahead=4)
+
+
+def _soak(rng: random.Random, requests: int, at_once: int, run_ahead: int | None) -> None:
     p, c = _matrices(rng)
     batching = {
         "threshold": [rng.randint(1, 4), rng.randint(1, 6), rng.randint(1, 8)],
         "max_wait_ms": rng.choice([5.0, 50.0]),
-        "run_ahead": rng.choice([1, 2, 4]),
+        "run_ahead": run_ahead or rng.choice([1, 2, 4]),
         "llm_prefill": rng.choice(["eager", "lazy"]),
     }
     deployment = paced_deployment(
@@ -83,7 +91,7 @@ def test_random_handoffs_among_three_models(round_: int) -> None:
             "seed": rng.getrandbits(63),
             "cancel_after": rng.randint(0, 8) if rng.random() < 0.05 else None,
         }
-        for _ in range(REQUESTS // ROUNDS)
+        for _ in range(requests)
     ]
     with running_server(deployment) as server, TokenRouterClient(server.grpc_url) as client:
 
@@ -107,7 +115,7 @@ def test_random_handoffs_among_three_models(round_: int) -> None:
             assert (ids, models) == (expected, makers)
             return "finished"
 
-        with ThreadPoolExecutor(AT_ONCE) as pool:
+        with ThreadPoolExecutor(at_once) as pool:
             outcomes = list(pool.map(one, specs))
         assert outcomes.count("finished") > 0.9 * len(specs)
         assert_clean_and_serving(server)

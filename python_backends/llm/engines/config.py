@@ -11,7 +11,7 @@ __all__ = ["EngineConfig", "LlamaCppConfig", "PacedConfig"]
 
 
 class _Config(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class LlamaCppConfig(_Config):

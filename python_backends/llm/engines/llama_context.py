@@ -129,6 +129,10 @@ def _load_model(path: Path, config: LlamaCppConfig) -> Any:
     if magic != _GGUF_MAGIC:
         raise EngineError(f"weights: {path} is not a GGUF file (it begins with {magic!r})")
     params = llama.llama_model_default_params()
+    if config.gpu_layers and not llama.llama_supports_gpu_offload():
+        raise EngineError(
+            f"gpu_layers: {config.gpu_layers}, but this build of llama.cpp has no GPU support; allowed: 0"
+        )
     params.n_gpu_layers = config.gpu_layers
     if config.gpu_layers == 0:
         _check_memory(path.stat().st_size, f"the weights {path.name}")

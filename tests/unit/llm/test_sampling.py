@@ -142,3 +142,11 @@ def test_a_vanishing_temperature_is_greedy(temperature: float) -> None:
     assert is_greedy(params)
     assert tokens(LOGITS, params, range(5)) == [0] * 5
     assert sample(LOGITS[None], [SamplingRow(replace(params, presence_penalty=0.1), [1], 1)]).token_ids.item() == 0
+
+
+def test_penalties_that_leave_nothing_finite_fail_their_row_only() -> None:
+    logits = torch.tensor([[5.0, 1.0, 0.0], [5.0, 1.0, 0.0]])
+    broken = SamplingRow(SamplingParams(temperature=1.0, repetition_penalty=1e-45), [0], 1)
+    sampled = sample(logits, [broken, SamplingRow(SamplingParams(), [0], 1)])
+    assert set(sampled.errors) == {0} and "finite" in sampled.errors[0]
+    assert sampled.token_ids[1] == 0

@@ -87,6 +87,7 @@ class FakeLLM(LLMClient):
         self.sessions: dict[int, FakeSession] = {}
         self.batches: list[StepRequest] = []
         self.reloads = 0
+        self.reload_fails = False
         self._dead = False
         self._busy: asyncio.Task[None] | None = None
 
@@ -109,6 +110,8 @@ class FakeLLM(LLMClient):
         return self.facts
 
     async def reload(self) -> None:
+        if self.reload_fails:
+            raise Unavailable(f"model '{self.name}' can't be reloaded")
         self.reloads += 1
 
     def close(self) -> None:
@@ -209,7 +212,7 @@ class Deployment:
 
     def submit(self, **inputs: Any) -> tuple[Any, Stream]:
         stream = Stream()
-        submission = self.runtime.check({"stream": True, **inputs})
+        submission = self.runtime.intake.check({"stream": True, **inputs}, self.runtime.require_served())
         return self.runtime.submit(submission, stream), stream
 
     async def settled(self) -> None:

@@ -62,7 +62,9 @@ def _intake(tokenizer: Any = None, router: str = "rstitch") -> Intake:
         ({"input_ids": [1], "bad_words": ["x"]}, "bad_words is not supported"),
         ({"input_ids": [1], "beam_width": 4}, "beam_width is not supported"),
         ({"input_ids": [1], "stop_words": ["x"]}, "stop_words: this deployment has no tokenizer"),
-        ({"input_ids": [1], "stop_words": [""]}, "empty string"),
+        ({"input_ids": [1], "stop_words": ["x", ""]}, "empty string"),
+        ({"input_ids": [1], "router_params": "[" * 100_000}, "router_params: Value error, must be JSON"),
+        ({"input_ids": [1], "repetition_penalty": 1e-38}, "repetition_penalty"),
         ({"input_ids": [1], "stop_words": ["x"] * 17}, "stop_words"),
         ({"input_ids": [1], "router_params": "{"}, "router_params: Value error, must be JSON"),
         ({"input_ids": [1], "router_params": "[]"}, "router_params"),
@@ -87,6 +89,7 @@ def test_refused(inputs: dict[str, Any], message: str) -> None:
         ({"text_input": "x" * 100}, "prompt: 100 tokens"),
         ({"messages": "[]"}, "messages"),
         ({"messages": '[{"role": "user"}]'}, "messages.0.content: Field required"),
+        ({"messages": '[{"role": "user", "content": "\\ud800"}]'}, "messages: Value error, must be JSON"),
         ({"messages": '[{"role": "user", "content": "x"}]'}, "no system role"),
     ],
 )
@@ -117,3 +120,15 @@ def test_defaults() -> None:
 def test_the_declared_inputs_are_those_that_are_parsed() -> None:
     assert set(INPUTS) == set(GenerateParams.model_fields)
     assert not set(INPUTS) & set(REFUSED_INPUTS)
+
+
+def test_values_that_ask_for_nothing_are_let_through() -> None:
+    """NVIDIA's clients of the TensorRT-LLM templates send these with every request."""
+    neutral = {
+        "beam_width": 1, "num_return_sequences": 1, "bad_words": [""], "stop_words": [""], "min_length": 1,
+        "return_context_logits": False, "return_generation_logits": False, "length_penalty": 1.0,
+    }  # fmt: skip
+    assert _intake().check({"input_ids": [1], **neutral}, SERVED).params.stop_words == []
+    for name, refused in REFUSED_INPUTS.items():
+        for value in refused.neutral:
+            _intake().check({"input_ids": [1], name: [value] if refused.dims == (-1,) else value}, SERVED)

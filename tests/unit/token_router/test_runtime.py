@@ -229,6 +229,10 @@ def test_draining_refuses_new_requests_and_finishes_the_others() -> None:
         (lambda req: _peer(req, loc=len(req.origin_input_ids) + len(req.output_ids) + 3), "nothing may be missing"),
         (lambda req: _peer(req, loc=2), "final"),
         (lambda req: _peer(req, rid=77), "rid: 77"),
+        (lambda req: _tampered(req, "x"), "cannot be interpreted as an integer"),
+        (lambda req: _tampered(req, 3.5), "cannot be interpreted as an integer"),
+        (lambda req: _tampered(req, 10**12), "1000000000000 is not in the vocabulary"),
+        (lambda req: _tampered(req, -1), "-1 is not in the vocabulary"),
     ],
 )
 def test_a_broken_send_fails_only_its_request(send: Any, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,6 +262,113 @@ def _peer(req: Any, loc: int | None = None, rid: int | None = None) -> Any:
         token_ids=tokens[-2:] if loc is None else tokens[max(0, loc - 2) : loc],
         loc=loc or len(tokens),
     )
+
+
+def _tampered(req: Any, token: Any) -> Any:
+    from routers import PeerReq
+
+    tokens = [*req.origin_input_ids, *req.output_ids[:-1], token]
+    return PeerReq(rid=req.rid, token_ids=tokens, loc=len(tokens))
+
+
+def test_a_model_that_cannot_be_reloaded_keeps_nobody_waiting() -> None:
+    """Who comes to it while it is down is answered; the others go on; and when it is up again it serves."""
+
+    async def main() -> None:
+        llms = _llms(slm=lambda rid, position, _: int(rid == 1 and position > 60))
+        async with Deployment(_two({"llm_prefill": "lazy"}), llms) as d:
+            (_, comes), (_, stays) = (d.submit(input_ids=[5, 6], max_tokens=200) for _ in range(2))
+            await asyncio.sleep(0.05)
+            llms[1].reload_fails = True
+            llms[1].die()
+            await asyncio.sleep(0.05)
+            _, refused = d.submit(input_ids=[5], max_tokens=3)
+            assert isinstance(refused.error, Unavailable) and "'llm' is down" in str(refused.error)
+            await comes.done.wait()
+            assert isinstance(comes.error, Unavailable) and len(comes.token_ids) > 40
+            await stays.done.wait()
+            assert stays.error is None
+            llms[1].reload_fails = False
+            await asyncio.sleep(2)
+            _, served = d.submit(input_ids=[5], max_tokens=3)
+            await served.done.wait()
+            assert served.error is None
+            await d.settled()
+
+    run(main())
+
+
+def test_a_drain_keeps_the_queue_when_a_model_comes_back() -> None:
+    async def main() -> None:
+        llms = _llms()
+        async with Deployment(_two({"llm_prefill": "lazy"}, {"max_live": 1}), llms) as d:
+            _, running = d.submit(input_ids=[5], max_tokens=50)
+            _, queued = d.submit(input_ids=[6], max_tokens=5)
+            d.runtime.drain()
+            llms[1].die()
+            await running.done.wait()
+            await queued.done.wait()
+            assert running.error is None and queued.error is None
+
+    run(main())
+
+
+def test_tokens_committed_on_the_way_are_progress() -> None:
+    """Each side keeps two tokens and drops the one that it leaves with: slow, but never in a circle."""
+    from routers.random_draw import RandomLLM, RandomSLM
+
+    async def main(monkeypatch: pytest.MonkeyPatch) -> Stream:
+        monkeypatch.setattr(RandomLLM, "send", RandomSLM.send)
+        llms = _llms(
+            slm=lambda rid, position, _: int(position % 4 == 1), llm=lambda rid, position, _: int(position % 4 == 3)
+        )
+        async with Deployment(_two(), llms) as d:
+            _, stream = d.submit(input_ids=[5, 6], max_tokens=60)
+            await stream.done.wait()
+            return stream
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        stream = run(main(monkeypatch))
+    assert stream.error is None and len(stream.token_ids) == 60
+    assert set(stream.models) == {"slm", "llm"}
+
+
+def test_a_long_catch_up_waits_for_a_batch_only_once() -> None:
+    """40 tokens go to the LLM in five chunks of 8; B = 2 delays the first, not each of them."""
+
+    async def main() -> float:
+        llms = _llms(slm=lambda rid, position, _: int(rid == 1 and position == 45))
+        async with Deployment(_two({"threshold": [1, 2], "max_wait_ms": 1000}), llms) as d:
+            (_, goes), _ = (d.submit(input_ids=[5, 6], max_tokens=max_tokens) for max_tokens in (60, 2000))
+            while goes.models[-1:] != ["slm"] or len(goes.token_ids) < 43:
+                await asyncio.sleep(0.001)
+            left = asyncio.get_running_loop().time()
+            while "llm" not in goes.models:
+                await asyncio.sleep(0.001)
+            return asyncio.get_running_loop().time() - left
+
+    assert 1.0 < run(main()) < 1.5
+
+
+def test_receive_knows_when_the_sequence_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    from routers.markov import MarkovRouter
+
+    seen: list[tuple[int, bool]] = []
+
+    def receive(self: Any, peer_req: Any) -> Any:
+        seen.append((peer_req.loc, peer_req.finished))
+        return peer_req.token_ids
+
+    monkeypatch.setattr(MarkovRouter, "receive", receive)
+    keeps = {"name": "markov", "params": {"p": [[0.0, 1.0], [1.0, 0.0]], "c": [[1, 1], [1, 1]]}}
+
+    async def main() -> None:
+        async with Deployment(_two(router=keeps), _llms(slm=lambda *_: 1)) as d:
+            _, stream = d.submit(input_ids=[5, 6], max_tokens=3)
+            await stream.done.wait()
+
+    run(main())
+    assert seen == [(3, False), (4, False), (5, True)]
 
 
 def test_a_router_that_makes_no_progress_is_stopped() -> None:
