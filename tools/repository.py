@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from python_backends.llm.wire import REQUEST_TENSOR, RESPONSE_TENSOR, WIRE_TYPE
-from python_backends.token_router.public import INPUTS, OUTPUTS, REFUSED_INPUTS
+from python_backends.token_router.public import INPUTS, OUTPUTS, REFUSED_INPUTS, Refused, Tensor
 from tools.deployment import ENSEMBLE, ROUTER, Deployment
 from tools.errors import UserError
 
@@ -19,7 +19,7 @@ __all__ = ["HEADER", "configs", "render"]
 HEADER = "# SPDX-License-Identifier: Apache-2.0\n# rendered by tokenrouter prepare; do not edit"
 _DECOUPLED = "model_transaction_policy { decoupled: true }"
 _ON_CPU = "instance_group [ { count: 1 kind: KIND_CPU } ]"  # the engine places itself; Triton needn't know of GPUs
-_PUBLIC_INPUTS = {**INPUTS, **REFUSED_INPUTS}
+_PUBLIC_INPUTS: dict[str, Tensor | Refused] = {**INPUTS, **REFUSED_INPUTS}
 
 
 def render(deployment: Deployment, folder: Path, *, force: bool = False) -> None:
@@ -29,9 +29,9 @@ def render(deployment: Deployment, folder: Path, *, force: bool = False) -> None
     alone. Raises UserError when something there wasn't rendered by us, unless `force`.
     """
     texts = configs(deployment)
-    if not force:
-        _refuse_foreign(folder, texts)
     try:
+        if not force:
+            _refuse_foreign(folder, texts)
         for name, text in texts.items():
             version = folder / name / "1"
             version.mkdir(parents=True, exist_ok=True)
@@ -40,7 +40,7 @@ def render(deployment: Deployment, folder: Path, *, force: bool = False) -> None
         for stale in _rendered_in(folder) - set(texts):
             shutil.rmtree(folder / stale)
     except OSError as error:
-        raise UserError(f"{folder}: can't be written: {error}") from error
+        raise UserError(f"{folder}: can't be read or written: {error}") from error
 
 
 def configs(deployment: Deployment) -> dict[str, str]:
@@ -69,8 +69,9 @@ def _rendered_in(folder: Path) -> set[str]:
 
 
 def _write_if_new(path: Path, text: str) -> None:
-    if not path.exists() or path.read_text(encoding="utf-8") != text:
-        path.write_text(text, encoding="utf-8")
+    content = text.encode()
+    if not path.exists() or path.read_bytes() != content:
+        path.write_bytes(content)
 
 
 def _llm(deployment: Deployment, index: int) -> str:
@@ -116,8 +117,8 @@ def _public() -> tuple[str, ...]:
     return (
         "max_batch_size: 1",
         _DECOUPLED,
-        _tensors("input", {name: t[:2] for name, t in _PUBLIC_INPUTS.items()}, " optional: true"),
-        _tensors("output", {name: t[:2] for name, t in OUTPUTS.items()}),
+        _tensors("input", {name: (t.data_type, t.dims) for name, t in _PUBLIC_INPUTS.items()}, " optional: true"),
+        _tensors("output", {name: (t.data_type, t.dims) for name, t in OUTPUTS.items()}),
     )
 
 

@@ -37,12 +37,16 @@ class ClientLoop:
 
     @property
     def live(self) -> int:
-        """Requests being generated."""
+        """How many requests are being generated."""
         return len(self._live)
+
+    def sessions(self) -> list[Session]:
+        """Every session of every request being generated."""
+        return [session for request in self._live.values() for session in request.sessions]
 
     @property
     def queued(self) -> int:
-        """Requests waiting for admission."""
+        """How many requests wait for admission."""
         return len(self._queue)
 
     def submit(self, submission: Submission, stream: ResponseStream) -> Request | None:

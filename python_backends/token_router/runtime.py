@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from python_backends.token_router.errors import TokenRouterError, Unavailable
 from python_backends.token_router.intake import Intake, Served
 from python_backends.token_router.inter_model_loop import InterModelLoop
 from python_backends.token_router.llm_client import LLMClient
-from python_backends.token_router.request import Request, Session
+from python_backends.token_router.request import Request, Session, SessionState
 from python_backends.token_router.responses import ResponseStream
 from python_backends.token_router.tokenizer import Tokenizer
 
@@ -94,8 +95,10 @@ class Runtime:
         self._client.fail_all(Unavailable(reason))
 
     def status(self) -> dict[str, Any]:
-        """What the runtime is doing: JSON. sessions, kv_tokens: as the model itself counted them in its last
-        step. steps and what follows it: see `StepClock.summary`."""
+        """What the runtime is doing: JSON. waiting, running, pending: sessions, by their state. sessions,
+        kv_tokens: as the model itself counted them in its last step. steps and what follows it: see
+        `StepClock.summary`."""
+        states = Counter((session.model, session.state) for session in self._client.sessions())
         return {
             "state": "draining" if self._draining else "starting" if self.served is None else "serving",
             "live": self._client.live,
@@ -103,14 +106,14 @@ class Runtime:
             "models": {
                 loop.llm.name: {
                     "state": loop.state.value,
-                    "waiting": len(loop.queue),
+                    **{s.value: states[model, s] for s in SessionState if s is not SessionState.FINISHED},
                     "sessions": loop.stats.sessions,
                     "kv_tokens": loop.stats.kv_tokens,
                     "threshold": loop.threshold,
                     "pid": loop.facts.pid if loop.facts else None,
                     **loop.clock.summary(),
                 }
-                for loop in self._loops
+                for model, loop in enumerate(self._loops)
             },
         }
 

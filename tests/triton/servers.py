@@ -58,11 +58,6 @@ def wait_until(what: str, condition: Callable[[], Any], timeout_s: float = 10.0)
     return value
 
 
-def sessions(server: RunningServer) -> dict[str, int]:
-    """How many sessions each model holds, as it counts them itself."""
-    return {name: model["sessions"] for name, model in server.control.status().models.items()}
-
-
 def assert_clean_and_serving(server: RunningServer, **request: Any) -> None:
     """Nothing is left of any request on any model, and the next request is served."""
 

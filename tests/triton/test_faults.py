@@ -7,7 +7,6 @@ import http.client
 import json
 import os
 import signal
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -19,7 +18,6 @@ from tests.triton.servers import (
     assert_clean_and_serving,
     paced_deployment,
     paced_tokens,
-    sessions,
     wait_until,
 )
 from tools.client import Answer, GenerationError, TokenRouterClient
@@ -52,8 +50,12 @@ def test_cancel_while_running_on_the_entry(paced_server: RunningServer) -> None:
 
 def test_cancel_while_pending_there_and_running_here(slow_llm: RunningServer) -> None:
     request = Background(slow_llm.grpc_url, input_ids=[1, 2, 3], max_tokens=50)
-    wait_until("the request at the LLM", lambda: sessions(slow_llm)["slm"] == 1)
-    time.sleep(0.3)  # the first handoff carries the prompt: a prefill is not delayed, so it runs now
+
+    def handed_over() -> bool:
+        models = slow_llm.control.status().models
+        return bool(models["slm"]["pending"] == models["llm"]["running"] == 1)
+
+    wait_until("the request at the LLM", handed_over)  # a first token is not delayed: its step runs at once
     request.client.cancel()
     request.join(5)
     assert request.error is not None
@@ -99,11 +101,11 @@ def test_200_requests_against_a_queue_of_64(paced_server: RunningServer) -> None
     def one(i: int) -> str:
         with TokenRouterClient(paced_server.grpc_url) as client:
             try:
-                answer = Answer.of(client.generate(input_ids=[1, i + 1], max_tokens=60, timeout_s=60))
+                answer = Answer.of(client.generate(input_ids=[1, i + 1], max_tokens=250, timeout_s=90))
             except GenerationError as error:
                 assert "the queue is full" in error.message
                 return error.status.name
-            assert answer.ids == paced_tokens("slm", [1, i + 1], 60)
+            assert answer.ids == paced_tokens("slm", [1, i + 1], 250)
             return "served"
 
     with ThreadPoolExecutor(200) as pool:
