@@ -8,11 +8,15 @@ from collections.abc import Sequence
 
 import torch
 
-from python_backends.llm.contract import SessionOpen, SessionStep
+from python_backends.llm.contract import SamplingParams, SessionOpen, SessionStep
 from python_backends.llm.engines import build_engine, parse_engine_config
 from python_backends.llm.engines.base import Engine
+from python_backends.llm.sampling import SamplingRow, sample
 from routers.rstitch import normalized_entropy
 from tools.deployment import Deployment
+
+
+_GREEDY = SamplingParams()
 
 
 class Reference:
@@ -56,15 +60,18 @@ class Reference:
         self._end()
         return tokens[len(prompt) :]
 
-    def rstitch(self, prompt: list[int], count: int, tau: float) -> tuple[list[int], list[str]]:
-        """R-Stitch, greedily: the tokens, and the model that made each."""
+    def rstitch(
+        self, prompt: list[int], count: int, tau: float, sampling: SamplingParams = _GREEDY
+    ) -> tuple[list[int], list[str]]:
+        """R-Stitch: the tokens, and the model that made each. Penalties count all of them."""
         had, tokens, makers = self._begin(prompt), list(prompt), []
         at_llm = False
         while len(makers) < count:
             logits = self._logits(int(at_llm), had, tokens)
             uncertain = float(normalized_entropy(logits[None])[0]) > tau
             if at_llm or not uncertain:
-                tokens.append(int(logits.argmax()))
+                row = SamplingRow(sampling, tokens, len(prompt))
+                tokens.append(int(sample(logits[None], [row]).token_ids[0]))
                 makers.append(self.names[int(at_llm)])
             at_llm = uncertain
         self._end()

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 
 from python_backends.llm.catalog import locate_tokenizer
+from python_backends.llm.contract import SamplingParams
 from python_backends.token_router.tokenizer import Tokenizer
 from tests.model.reference import Reference
 from tests.triton.servers import assert_clean_and_serving
@@ -21,6 +23,9 @@ pytestmark = [pytest.mark.model, pytest.mark.triton]
 
 TOKENS = 48
 TAU = 0.15
+SAMPLING = SamplingParams(
+    temperature=0.8, top_k=50, top_p=0.9, repetition_penalty=1.1, presence_penalty=0.5, frequency_penalty=0.5, seed=7
+)
 QUESTIONS = [
     "Why is the sky blue?",
     "Write a short poem about a lighthouse.",
@@ -56,6 +61,7 @@ def expected(deployment: Deployment, prompts: list[list[int]]) -> dict[str, list
         "routed": [reference.rstitch(p, TOKENS, TAU) for p in prompts],
         "slm": [(reference.alone(0, p, TOKENS), [slm] * TOKENS) for p in prompts],
         "llm": [(reference.alone(1, p, TOKENS), [llm] * TOKENS) for p in prompts],
+        "sampled": [reference.rstitch(p, TOKENS, TAU, SAMPLING) for p in prompts[:4]],
     }
     reference.close()
     return answers
@@ -67,11 +73,16 @@ def server(deployment: Deployment, expected: Any) -> Iterator[RunningServer]:
         yield running
 
 
-def _ask(server: RunningServer, prompt: list[int], tau: float) -> tuple[list[int], list[str]]:
+def _ask(server: RunningServer, prompt: list[int], tau: float, **sampling: Any) -> tuple[list[int], list[str]]:
     with TokenRouterClient(server.grpc_url) as client:
         answer = Answer.of(
             client.generate(
-                input_ids=prompt, max_tokens=TOKENS, ignore_eos=True, router_params={"tau": tau}, timeout_s=200
+                input_ids=prompt,
+                max_tokens=TOKENS,
+                ignore_eos=True,
+                router_params={"tau": tau},
+                timeout_s=200,
+                **sampling,
             )
         )
     return answer.ids, answer.models
@@ -89,6 +100,15 @@ def test_rstitch_equals_the_sequential_loop(
     makers = {m for _, made in answers for m in made}
     assert makers == {"slm", "llm"}  # both wrote, or the test would show nothing
     assert_clean_and_serving(server)
+
+
+def test_sampling_equals_the_sequential_loop(server: RunningServer, prompts: list[list[int]], expected: Any) -> None:
+    """Penalties count every token, whichever model made it, and a seed's draws don't depend on the batch."""
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda p: _ask(server, p, TAU, **asdict(SAMPLING)), prompts[:4]))
+    assert answers == expected["sampled"]
+    assert {m for _, made in answers for m in made} == {"slm", "llm"}
+    assert answers != expected["routed"][:4]
 
 
 @pytest.mark.parametrize(("who", "tau"), [("slm", 1.0), ("llm", 0.0)])
