@@ -28,6 +28,8 @@ from python_backends.token_router.response_thread import ResponseThread, TritonS
 from python_backends.token_router.runtime import Runtime
 from python_backends.token_router.tokenizer import Tokenizer
 
+__all__ = ["TritonPythonModel"]
+
 _RUN_DIR_VARIABLE = "TOKENROUTER_RUN_DIR"
 _MEET_TIMEOUT_S = 30.0
 _LAST_ANSWERS_S = 5.0
@@ -73,9 +75,8 @@ class TritonPythonModel:
         crashes the whole server, and nothing else tells that it has."""
         self._awake = True
         answered = asyncio.run_coroutine_threadsafe(self._meet_models(), self._loop)
-        with contextlib.suppress(
-            concurrent.futures.TimeoutError
-        ):  # then the request is refused: a model is still starting
+        # on a timeout the request is refused: a model is still starting
+        with contextlib.suppress(concurrent.futures.TimeoutError):
             answered.result(_MEET_TIMEOUT_S)
 
     async def _meet_models(self) -> None:

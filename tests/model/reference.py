@@ -15,7 +15,6 @@ from python_backends.llm.sampling import SamplingRow, sample
 from routers.rstitch import normalized_entropy
 from tools.deployment import Deployment
 
-
 _GREEDY = SamplingParams()
 
 
