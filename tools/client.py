@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any
 
 import grpc  # type: ignore[import-untyped]
+from pydantic import ValidationError
 from tritonclient.grpc import InferResult, service_pb2, service_pb2_grpc
 
 from python_backends.token_router.config import RuntimeConfig
@@ -212,14 +213,21 @@ class TokenRouterClient:
     def runtime(self) -> RuntimeConfig:
         """What the server's public model was told: its models' names, its router, its limits.
 
-        Raises GenerationError when the server can't be reached or has no such model.
+        Raises GenerationError when the server can't be reached, has no such model, or one that this version of
+        tokenrouter doesn't know.
         """
         request = service_pb2.ModelConfigRequest(name=self._model)
         try:
             config = self._stub.ModelConfig(request).config
         except grpc.RpcError as error:
             raise GenerationError(error.code(), error.details() or "no details") from None
-        return RuntimeConfig.model_validate_json(config.parameters["runtime"].string_value)
+        try:
+            return RuntimeConfig.model_validate_json(config.parameters["runtime"].string_value)
+        except ValidationError as error:
+            raise GenerationError(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"model '{self._model}' is of another version of tokenrouter: {error.errors()[0]['msg']}",
+            ) from error
 
     def cancel(self) -> None:
         """Cancels the generation begun last; with several at once, use their own `cancel`."""

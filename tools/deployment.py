@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -57,9 +58,9 @@ class ServerConfig(_Config):
     """Where Triton listens, and how patient the supervisor is. A port of 0 = a free one."""
 
     host: str = Field("127.0.0.1", description="the address that all three ports listen on")
-    http_port: int = Field(8000, ge=0, le=65535)
-    grpc_port: int = Field(8001, ge=0, le=65535)
-    metrics_port: int = Field(8002, ge=0, le=65535)
+    http_port: int = Field(8000, ge=0, le=65535, description="of HTTP: generate, generate_stream, and the rest")
+    grpc_port: int = Field(8001, ge=0, le=65535, description="of gRPC, which every client here uses")
+    metrics_port: int = Field(8002, ge=0, le=65535, description="of Triton's own metrics, for Prometheus")
     startup_timeout_s: PositiveFloat = Field(300.0, description="until a first token has been made")
     drain_timeout_s: float = Field(30.0, ge=0, description="how long running requests may go on after SIGTERM")
     log_verbose: int = Field(0, ge=0, le=4, description="Triton's --log-verbose")
@@ -129,6 +130,8 @@ def load_deployment(config: Path | str | None = None) -> Deployment:
         raise UserError(f"{path}: is not UTF-8 text") from error
     except yaml.YAMLError as error:
         raise UserError(f"{path}: is not valid YAML: {_one_line(error)}") from error
+    except (TypeError, ValueError, RecursionError) as error:  # PyYAML's, of a date that isn't one and the like
+        raise UserError(f"{path}: has a value that can't be read: {error}") from error
     if not isinstance(data, dict):
         raise UserError(f"{path}: must be a mapping with the keys {', '.join(Deployment.model_fields)}")
     try:
@@ -139,9 +142,12 @@ def load_deployment(config: Path | str | None = None) -> Deployment:
 
 
 def _find(config: str) -> Path:
-    path = Path(config).expanduser()
-    if path.is_file():
-        return path
+    path = Path(os.path.expanduser(config))
+    try:
+        if path.is_file():
+            return path
+    except OSError as error:
+        raise UserError(f"{path}: can't be read: {error.strerror}") from error
     shipped = shipped_deployments()
     if config in shipped:
         return _SHIPPED / f"{config}.yaml"
@@ -154,7 +160,7 @@ def _with_absolute_paths(deployment: Deployment, folder: Path) -> Deployment:
     """Paths made absolute: the processes that read them run in other folders."""
 
     def absolute(text: str) -> str:
-        return str(folder / Path(text).expanduser())
+        return str(folder / os.path.expanduser(text))
 
     models = [
         m.model_copy(update={"engine": m.engine.model_copy(update={"weights": absolute(m.engine.weights)})})
@@ -184,6 +190,8 @@ class _UniqueKeyLoader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key_node, _ in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                continue
             key = key_node.value
             if key in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"key '{key}' is given twice", key_node.start_mark)

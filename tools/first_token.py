@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from types import TracebackType
 
+from routers import RouterConfig
 from tools.client import Answer, GenerationError, TokenRouterClient
 from tools.errors import UserError
 
@@ -12,9 +13,15 @@ __all__ = ["FirstToken"]
 
 
 class FirstToken:
-    """A connection for that request. Closing it, from another thread too, ends a `make` under way."""
+    """A connection for that request. Closing it, from another thread too, ends a `make` under way.
 
-    def __init__(self, grpc_url: str) -> None:
+    router: the deployment's; one that needs sampling takes no greedy request.
+    """
+
+    def __init__(self, grpc_url: str, router: RouterConfig) -> None:
+        algorithm = router.algorithm()
+        samples = algorithm.entry.needs_sampling or algorithm.peer.needs_sampling
+        self._temperature = 1.0 if samples else None
         self._client = TokenRouterClient(grpc_url)
 
     def __enter__(self) -> FirstToken:
@@ -27,7 +34,14 @@ class FirstToken:
         """Raises UserError when no token comes, within timeout_s if it is given."""
         try:
             answer = Answer.of(
-                self._client.generate(input_ids=[1], max_tokens=1, stream=False, ignore_eos=True, timeout_s=timeout_s)
+                self._client.generate(
+                    input_ids=[1],
+                    max_tokens=1,
+                    stream=False,
+                    ignore_eos=True,
+                    temperature=self._temperature,
+                    timeout_s=timeout_s,
+                )
             )
         except GenerationError as error:
             raise UserError(f"the first token was not made: {error}") from error

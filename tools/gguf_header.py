@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The metadata at the start of a GGUF file, without its arrays.
+"""The metadata at the start of a GGUF file, its arrays only when they are asked for.
 
 The gguf package's reader makes objects of every string of the vocabulary: 10 s for Qwen2's 151,936 tokens on
-the machine where this was written. Here an array is skipped, and known by its length and a digest.
+the machine where this was written. Here an array is skipped, and known by its place, its length and a digest.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 import hashlib
 import mmap
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["Array", "GgufHeader", "read_gguf_header"]
+__all__ = ["Array", "GgufHeader", "read_gguf_header", "read_gguf_strings"]
 
 # GGUF's value types; 8 is a string, 9 an array
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
@@ -22,10 +22,11 @@ _STRING, _ARRAY = 8, 9
 
 @dataclass(frozen=True)
 class Array:
-    """length: of the array. digest: equal for equal contents."""
+    """length: of the array. digest: equal for equal contents. start: where it lies in its file, in bytes."""
 
     length: int
     digest: str
+    start: int = field(compare=False)
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,19 @@ def read_gguf_header(path: Path) -> GgufHeader:
             raise ValueError(f"its header is damaged: {error}") from error
 
 
+def read_gguf_strings(path: Path, array: Array) -> list[str]:
+    """The strings of an array of the header of `path`. Raises as `read_gguf_header` does."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        try:
+            return _Reader(data, array.start).strings(array.length)
+        except (struct.error, UnicodeDecodeError) as error:
+            raise ValueError(f"its header is damaged: {error}") from error
+
+
 class _Reader:
-    def __init__(self, data: mmap.mmap) -> None:
+    def __init__(self, data: mmap.mmap, at: int = 0) -> None:
         self._data = data
-        self._at = 0
+        self._at = at
 
     def header(self) -> GgufHeader:
         magic, version = self._data[:4], self._unpack_at(4, "<I")
@@ -70,26 +80,37 @@ class _Reader:
                 header.values[key] = self._string() if kind == _STRING else self._scalar(_SCALARS[kind])
         return header
 
+    def strings(self, count: int) -> list[str]:
+        return [self._string() for _ in range(count)]
+
     def _array(self) -> Array:
         kind, length = int(self._scalar("<I")), int(self._scalar("<Q"))
         start = self._at
         if kind == _STRING:
             self._skip_strings(length)
         else:
-            self._at += length * struct.calcsize(_SCALARS[kind])
-        return Array(length, hashlib.sha256(self._data[start : self._at]).hexdigest())
+            self._skip(length * struct.calcsize(_SCALARS[kind]))
+        return Array(length, hashlib.sha256(self._data[start : self._at]).hexdigest(), start)
 
     def _skip_strings(self, count: int) -> None:
         length_at = struct.Struct("<Q").unpack_from
-        at, data = self._at, self._data
+        at, data, size = self._at, self._data, len(self._data)
         for _ in range(count):
             at += 8 + length_at(data, at)[0]
-        self._at = at
+            if at > size:
+                break
+        self._skip(at - self._at)
+
+    def _skip(self, count: int) -> None:
+        """Raises ValueError where the file ends before that: a damaged length can be any number."""
+        self._at += count
+        if self._at > len(self._data):
+            raise ValueError("its header is damaged: it says that it is longer than the file")
 
     def _string(self) -> str:
         length = int(self._scalar("<Q"))
         start = self._at
-        self._at += length
+        self._skip(length)
         return self._data[start : self._at].decode()
 
     def _scalar(self, layout: str) -> int | float | bool:

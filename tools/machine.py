@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checking a deployment against this machine: its weights, its tokenizer, its memory."""
+"""Checking a deployment against this machine: its weights, its tokenizer, its GPU, its memory."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+from tokenizers import Tokenizer
 
 from python_backends.llm.catalog import WeightsError, locate_tokenizer, locate_weights
 from python_backends.llm.engines.config import LlamaCppConfig
 from tools.deployment import Deployment
-from tools.gguf_header import GgufHeader, read_gguf_header
+from tools.gguf_header import GgufHeader, read_gguf_header, read_gguf_strings
 from tools.problem import Problem
 
-__all__ = ["machine_problems", "memory_needed"]
+__all__ = ["machine_problems", "machine_warnings", "memory_needed"]
 
 _PROCESS_BYTES = 300 << 20  # a stub with torch, beside weights and KV
 _KV_BYTES = 2  # of one number in llama.cpp's KV, FP16
 _SPECIAL = ("tokenizer.ggml.bos_token_id", "tokenizer.ggml.eos_token_id")
 _TOKENS = "tokenizer.ggml.tokens"
+_SCHEDULE_PROOF = {2: "Q4_0", 7: "Q8_0"}  # general.file_type of weights whose sums don't depend on the batch
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,8 @@ class _Weights:
 
     index: int
     engine: LlamaCppConfig
+    file: Path
     header: GgufHeader
-    size_bytes: int
 
     @property
     def path(self) -> str:
@@ -46,7 +48,7 @@ def machine_problems(deployment: Deployment) -> list[Problem]:
             found = _read(index, model.engine)
             (problems if isinstance(found, Problem) else weights).append(found)  # type: ignore[arg-type]
     problems += [*_contexts(weights), *_same_vocabulary(deployment, weights)]
-    problems += _tokenizer(deployment, weights)
+    problems += [*_tokenizer(deployment, weights), *_gpu(weights)]
     if len(problems) == 0:  # else the estimate would lack something
         problems += _memory(deployment, weights)
     return problems
@@ -57,12 +59,28 @@ def memory_needed(deployment: Deployment) -> int:
 
     Raises WeightsError, OSError or ValueError when weights aren't there or can't be read.
     """
-    found = [
+    return _estimate(deployment, _load_all(deployment))
+
+
+def machine_warnings(deployment: Deployment) -> list[str]:
+    """What the deployment serves with, but not quite as it says, a line each. Raises as `memory_needed` does."""
+    held = " and ".join(_SCHEDULE_PROOF.values())
+    return [
+        f"models[{w.index}].engine.deterministic: holds for weights in {held} only; '{w.engine.weights}' has"
+        f" general.file_type {kind}, so that a greedy answer may depend on who else is served"
+        for w in _load_all(deployment)
+        if w.engine.deterministic
+        and (kind := w.header.values.get("general.file_type")) is not None
+        and kind not in _SCHEDULE_PROOF
+    ]
+
+
+def _load_all(deployment: Deployment) -> list[_Weights]:
+    return [
         _load(index, model.engine)
         for index, model in enumerate(deployment.models)
         if isinstance(model.engine, LlamaCppConfig)
     ]
-    return _estimate(deployment, found)
 
 
 def _read(index: int, engine: LlamaCppConfig) -> _Weights | Problem:
@@ -77,7 +95,7 @@ def _read(index: int, engine: LlamaCppConfig) -> _Weights | Problem:
 
 def _load(index: int, engine: LlamaCppConfig) -> _Weights:
     file = locate_weights(engine.weights)
-    return _Weights(index, engine, read_gguf_header(file), file.stat().st_size)
+    return _Weights(index, engine, file, read_gguf_header(file))
 
 
 def _contexts(weights: list[_Weights]) -> Iterator[Problem]:
@@ -125,23 +143,53 @@ def _tokenizer(deployment: Deployment, weights: list[_Weights]) -> Iterator[Prob
         return
     value = repr(deployment.tokenizer)
     try:
-        size = _tokenizer_size(locate_tokenizer(deployment.tokenizer))
+        tokenizer = Tokenizer.from_file(str(locate_tokenizer(deployment.tokenizer) / "tokenizer.json"))
     except WeightsError as error:
         yield Problem("tokenizer", value, str(error))
         return
     except Exception as error:  # tokenizers raises plain Exceptions
         yield Problem("tokenizer", value, f"its tokenizer.json can't be loaded: {error}")
         return
-    for path, vocabulary in _vocabulary_sizes(deployment, weights).items():
-        if size > vocabulary:
-            yield Problem("tokenizer", f"{value} with {size} tokens", f"at most {vocabulary}, the vocabulary of {path}")
+    size = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+    too_small = [(p, n) for p, n in _vocabulary_sizes(deployment, weights).items() if size > n]
+    for path, vocabulary in too_small:
+        yield Problem("tokenizer", f"{value} with {size} tokens", f"at most {vocabulary}, the vocabulary of {path}")
+    if weights and not too_small:  # the vocabularies of all models have been compared
+        yield from _same_tokens(value, tokenizer, weights[0])
 
 
-def _tokenizer_size(folder: Path) -> int:
-    from tokenizers import Tokenizer
+def _same_tokens(value: str, tokenizer: Tokenizer, w: _Weights) -> Iterator[Problem]:
+    """Added tokens are left out: converting a model to GGUF may spell those in another way."""
+    array = w.header.arrays.get(_TOKENS)
+    theirs = read_gguf_strings(w.file, array) if array else []
+    ours = sorted((i, token) for token, i in tokenizer.get_vocab(with_added_tokens=False).items())
+    for token_id, token in ours:
+        if theirs[token_id] != token:
+            yield Problem(
+                "tokenizer", f"{value}, where token {token_id} is {token!r}", f"in {w.path} it is {theirs[token_id]!r}"
+            )
+            return
 
-    ids = Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab(with_added_tokens=True).values()
-    return max(ids) + 1
+
+def _gpu(weights: list[_Weights]) -> Iterator[Problem]:
+    wanted = [w for w in weights if w.engine.gpu_layers != 0]
+    if not wanted or _offloads():
+        return
+    for w in wanted:
+        yield Problem(
+            f"models[{w.index}].engine.gpu_layers",
+            str(w.engine.gpu_layers),
+            "this build of llama.cpp has no GPU support; allowed: 0",
+        )
+
+
+def _offloads() -> bool:
+    """Whether llama.cpp can use a GPU; True where it isn't installed, since the models' processes say that."""
+    try:
+        import llama_cpp
+    except ImportError:
+        return True
+    return bool(llama_cpp.llama_supports_gpu_offload())
 
 
 def _memory(deployment: Deployment, weights: list[_Weights]) -> Iterator[Problem]:
@@ -157,7 +205,7 @@ def _memory(deployment: Deployment, weights: list[_Weights]) -> Iterator[Problem
 
 def _estimate(deployment: Deployment, weights: list[_Weights]) -> int:
     processes = (len(deployment.models) + 1) * _PROCESS_BYTES
-    return processes + sum(w.size_bytes + _kv_bytes(w) for w in weights)
+    return processes + sum(w.file.stat().st_size + _kv_bytes(w) for w in weights)
 
 
 def _kv_bytes(w: _Weights) -> int:

@@ -16,9 +16,12 @@ from python_backends.llm.engines.config import LlamaCppConfig
 from tools.deployment import Deployment, load_deployment
 from tools.errors import UserError
 from tools.models import fetch
+from tools.signals import on_signals
 from tools.supervisor import RunningServer, running_server
 
 __all__ = ["own_server"]
+
+_LEAVING = (signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
@@ -35,7 +38,7 @@ def own_server(config: Path | str | None, console: Console) -> Iterator[RunningS
         if isinstance(model.engine, LlamaCppConfig) and model.engine.weights in CATALOG:
             fetch(model.engine.weights)
     console.print("starting the server ...", style="dim")
-    with _exit_on_signals(), running_server(_on_free_ports(deployment)) as server:
+    with on_signals(_leave, _LEAVING), running_server(_on_free_ports(deployment)) as server:
         yield server
         console.print("shutting down ...", style="dim")
 
@@ -46,16 +49,8 @@ def _on_free_ports(deployment: Deployment) -> Deployment:
     return deployment.model_copy(update={"server": deployment.server.model_copy(update=free)})
 
 
-@contextmanager
-def _exit_on_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the block as an exception: by default they would leave the server behind."""
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _leave(number: int, frame: FrameType | None) -> None:
+    """End the block as an exception: by default these signals would leave the server behind."""
+    for again in _LEAVING:  # make hands its own SIGTERM on, so that two come at once
+        signal.signal(again, signal.SIG_IGN)
+    raise SystemExit(128 + number)

@@ -4,20 +4,23 @@
 from __future__ import annotations
 
 import logging
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from tools.control import ControlClient, ControlError
 from tools.deployment import ROUTER, Deployment
 from tools.errors import UserError
 from tools.first_token import FirstToken
+from tools.machine import machine_warnings
 from tools.ports import settle_ports
 from tools.repository import render
 from tools.run_directory import RunDirectory
+from tools.signals import on_signals
 from tools.triton_install import find_triton
 from tools.triton_server import TritonError, TritonServer
 from tools.validate import require_valid
@@ -70,25 +73,27 @@ class Supervisor:
 
         None when `quit` was set meanwhile. Raises UserError with the reason as one line.
         """
+        self._run = RunDirectory.create()  # first, since what dead runs have left takes memory
         require_valid(self.deployment)
+        for warning in machine_warnings(self.deployment):
+            _log.warning("%s", warning)
         install = find_triton()
-        self._run = RunDirectory.create()
         ports = settle_ports(self.deployment.server)
         render(self.deployment, self._run.path / "model_repository")
         self._triton = triton = TritonServer(install, self._run, ports, self.log_path)
         control = ControlClient(self._run.path / "control.sock")
         triton.start()
         wait = _StartupWait(self.deployment.server.startup_timeout_s, self.quit, triton)
-        with ThreadPoolExecutor(1) as pool, FirstToken(triton.grpc_url) as token:
+        with ThreadPoolExecutor(1) as pool, FirstToken(triton.grpc_url, self.deployment.router) as token:
             if not wait.until(lambda: _loading(triton, control)):
                 return None
             made = pool.submit(token.make)
-            if not wait.until(lambda: None if made.done() else _starting(control)):
+            if not wait.until(lambda: None if made.done() else _starting(control) or "no token has been made yet"):
                 return None
             made.result()
         if not wait.until(lambda: _starting(control)):
             return None
-        self._watcher = Watcher(triton, control)
+        self._watcher = Watcher(triton, control, self.deployment.router)
         return RunningServer(triton, control, self.deployment)
 
     def watch(self) -> None:
@@ -129,7 +134,7 @@ class Supervisor:
 def running_server(deployment: Deployment, log_path: Path | None = None) -> Iterator[RunningServer]:
     """The deployment served and watched while the block runs; at its end requests are ended, not awaited.
 
-    Raises UserError as `Supervisor.start` does.
+    Signals that come meanwhile are ignored. Raises UserError as `Supervisor.start` does.
     """
     supervisor = Supervisor(deployment, log_path)
     watching = threading.Thread(target=_watch_quietly, args=(supervisor,), name="supervisor")
@@ -140,10 +145,15 @@ def running_server(deployment: Deployment, log_path: Path | None = None) -> Iter
         watching.start()
         yield server
     finally:
-        supervisor.quit.set()
-        if watching.ident is not None:
-            watching.join()
-        supervisor.stop(drain=False)
+        ignoring = ExitStack()
+        try:
+            supervisor.quit.set()
+            ignoring.enter_context(on_signals(signal.SIG_IGN))  # whoever is impatient would leave the server behind
+            if watching.ident is not None:
+                watching.join()
+        finally:
+            with ignoring:
+                supervisor.stop(drain=False)
 
 
 def _watch_quietly(supervisor: Supervisor) -> None:

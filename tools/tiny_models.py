@@ -88,6 +88,8 @@ def make_tiny_gguf(
     writer = gguf.GGUFWriter(unfinished, "llama")
     _add_shape(writer, layers, embedding, heads, context, len(vocabulary.tokens))
     _add_vocabulary(writer, vocabulary)
+    file_types = gguf.LlamaFileType
+    writer.add_file_type({"q8_0": file_types.MOSTLY_Q8_0, "q4_0": file_types.MOSTLY_Q4_0}[quantization])
     for name, tensor in _tensors(np.random.default_rng(seed), layers, embedding, heads, len(vocabulary.tokens)):
         if tensor.ndim == 1:
             writer.add_tensor(name, tensor)

@@ -2,8 +2,8 @@
 """Keeping the models of a started server alive.
 
 Triton neither notices nor restarts a model whose process has died, and says "ready" all the while. So we
-watch for ourselves: tritonserver and token_router by their processes, the LLMs by what token_router, which
-calls them, says of them.
+watch for ourselves: tritonserver and token_router by their processes. The LLMs are token_router's, which
+calls them and loads a dead one again by itself; of them we only log what it says.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import time
 
 import psutil
 
+from routers import RouterConfig
 from tools.control import ControlClient, ControlError
 from tools.deployment import ROUTER
 from tools.errors import UserError
@@ -22,7 +23,6 @@ from tools.triton_server import TritonError, TritonServer
 __all__ = ["ServerDied", "Watcher"]
 
 _log = logging.getLogger("tokenrouter.watcher")
-_LLM_PATIENCE_S = 10.0  # token_router reloads a dead LLM itself; this long it is left to
 _ROUTER_PATIENCE_S = 30.0  # without an answer on the control socket
 _WAKE_TIMEOUT_S = 30.0
 
@@ -34,9 +34,10 @@ class ServerDied(Exception):
 class Watcher:
     """Looks after a started server, one `look` at a time; remembers since when what has been wrong."""
 
-    def __init__(self, triton: TritonServer, control: ControlClient) -> None:
+    def __init__(self, triton: TritonServer, control: ControlClient, router: RouterConfig) -> None:
         self._triton = triton
         self._control = control
+        self._router_config = router
         self._router = self._find_router()
         self._down_since: dict[str, float] = {}
 
@@ -46,28 +47,27 @@ class Watcher:
             raise ServerDied(self._triton.how_it_ended())
         if not _is_alive(self._router):
             _log.error("%s died; starting it again", ROUTER)
-            self._reload(ROUTER)
+            self._reload_router()
             return
         try:
             status = self._control.status()
         except ControlError as error:
             self._router_is_silent(error)
             return
-        missing = status.not_up()
-        self._note(up={ROUTER, *status.models} - set(missing))
-        for model, state in missing.items():
-            if self._down_for(model) > _LLM_PATIENCE_S and state == "down":
-                self._reload(model)
+        missing = set(status.not_up())
+        self._note(up={ROUTER, *status.models} - missing)
+        for model in missing:
+            self._down_for(model)
 
     def _router_is_silent(self, error: ControlError) -> None:
         if self._down_for(ROUTER) > _ROUTER_PATIENCE_S:
             _log.error("%s hangs (%s); starting it again", ROUTER, error)
             if self._router is not None:
                 self._router.kill()
-            self._reload(ROUTER)
+            self._reload_router()
 
     def _down_for(self, model: str) -> float:
-        """Seconds since `model` was first seen not to answer."""
+        """Seconds since `model` was first seen not to answer, which is logged then."""
         if model not in self._down_since:
             _log.warning("%s does not answer", model)
             self._down_since[model] = time.monotonic()
@@ -77,22 +77,21 @@ class Watcher:
         for model in up & set(self._down_since):
             _log.info("%s answers again after %.1f s", model, time.monotonic() - self._down_since.pop(model))
 
-    def _reload(self, model: str) -> None:
-        self._down_since[model] = time.monotonic()  # patience anew, whether it works or not
+    def _reload_router(self) -> None:
+        self._down_since[ROUTER] = time.monotonic()  # patience anew, whether it works or not
         try:
-            self._triton.reload(model)
+            self._triton.reload(ROUTER)
         except TritonError as error:
             _log.error("%s", error)
             return
-        _log.info("%s was loaded again", model)
-        if model == ROUTER:
-            self._wake_router()
+        _log.info("%s was loaded again", ROUTER)
+        self._wake_router()
 
     def _wake_router(self) -> None:
         """A new token_router calls the models from its first request on: this is that one."""
         self._router = self._find_router()
         try:
-            with FirstToken(self._triton.grpc_url) as token:
+            with FirstToken(self._triton.grpc_url, self._router_config) as token:
                 token.make(_WAKE_TIMEOUT_S)
         except UserError as error:
             _log.warning("%s: %s", ROUTER, error)

@@ -21,7 +21,7 @@ _TIMEOUT_S = 30
 
 # What each example prints, as regular expressions that must match its whole output.
 EXPECTED = {
-    "stream": r"(\[.*\] '.*'\n)+(stop|length) \{'prompt_tokens': \d+, .*'handoffs': \d+\}\n",
+    "stream": r"(\[.*\] (['\"]).*\2\n)+(stop|length) \{'prompt_tokens': \d+, .*'handoffs': \d+\}\n",
     "cancel": r"first tokens: \[.*\]\nended with: StatusCode.CANCELLED\n",
     "own": r"(stop|length) \{.*\} TTFT \d+\.\d{3} s\nfirst tokens: \(.*\)\nINVALID_ARGUMENT max_tokens.*\n",
     "curl-stream": r'(data: \{.*"text_output":.*\}\n\n)*data: \{.*"finish_reason":"(stop|length)".*\}\n\n',

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import re
 import signal
 import socket
@@ -19,7 +20,9 @@ import grpc
 import psutil
 import pytest
 
+from tests.triton.servers import wait_until
 from tools.client import Answer, Chunk, Generation, GenerationError, TokenRouterClient
+from tools.control import ControlClient
 from tools.deployment import load_deployment
 from tools.run_directory import RunDirectory
 from tools.supervisor import RunningServer, running_server
@@ -36,23 +39,28 @@ START_S, END_S = 60.0, 40.0
 
 
 class Serve:
-    """A `tokenrouter serve` process. output: the lines of its stdout so far. temporary: its own /tmp."""
+    """A `tokenrouter serve` process. output: the lines of its stdout so far. temporary: its own /tmp.
 
-    def __init__(self, config: Path, temporary: Path) -> None:
+    terminal: it writes to a terminal instead of pipes; closing `lines` closes that.
+    """
+
+    def __init__(self, config: Path, temporary: Path, terminal: bool = False) -> None:
         self.temporary = temporary
+        ours, its = pty.openpty() if terminal else os.pipe()
         self.process = subprocess.Popen(
             [COMMAND, "serve", config],
-            env=os.environ | {"TMPDIR": str(temporary)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            env=os.environ | {"TMPDIR": str(temporary), "TERM": "dumb"},
+            stdout=its,
+            stderr=its if terminal else subprocess.PIPE,
             text=True,
         )
+        os.close(its)
+        self.lines = os.fdopen(ours)
         self.output = ""
 
     def until_serving(self) -> str:
         """The gRPC url."""
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
+        for line in self.lines:
             self.output += line
             if "Ctrl-C" in line:
                 found = re.search(r"gRPC +(\S+)", self.output)
@@ -68,18 +76,19 @@ class Serve:
     def end(self) -> tuple[int, str]:
         """The exit status and what it wrote to stderr."""
         errors = self.process.communicate(timeout=END_S)[1]
+        self.lines.close()
         return self.process.returncode, errors
 
 
 @pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Callable[[str], Serve]]:
+def serve(tmp_path: Path) -> Iterator[Callable[..., Serve]]:
     """Serves a deployment given as YAML."""
     started: list[Serve] = []
 
-    def start(text: str) -> Serve:
+    def start(text: str, terminal: bool = False) -> Serve:
         config = tmp_path / "deployment.yaml"
         config.write_text(text)
-        started.append(Serve(config, Path(temporary)))
+        started.append(Serve(config, Path(temporary), terminal))
         return started[-1]
 
     with tempfile.TemporaryDirectory() as temporary:  # not tmp_path: a socket's path has at most 107 characters
@@ -87,7 +96,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[[str], Serve]]:
         for served in started:
             if served.process.poll() is None:
                 served.process.terminate()
-                served.end()
+            served.end()
 
 
 def assert_nothing_left(run: RunDirectory) -> None:
@@ -114,14 +123,11 @@ def is_answered(url: str, model: str) -> bool:
         return False
 
 
-def wait_for(condition: Callable[[], bool], limit_s: float) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.2)
+def drained(run: RunDirectory) -> bool:
+    return ControlClient(run.path / "control.sock").status().state == "draining"
 
 
-def test_sigterm_lets_requests_finish_and_leaves_nothing(serve: Callable[[str], Serve]) -> None:
+def test_sigterm_lets_requests_finish_and_leaves_nothing(serve: Callable[..., Serve]) -> None:
     served = serve(PACED + SERVER)
     url = served.until_serving()
     run = served.run()
@@ -130,8 +136,10 @@ def test_sigterm_lets_requests_finish_and_leaves_nothing(serve: Callable[[str], 
         under_way = client.generate(input_ids=[1, 2], max_tokens=300)
         first = next(under_way)
         served.process.send_signal(signal.SIGTERM)
-        assert "stopping" in served.process.stdout.readline()  # type: ignore[union-attr]
-        time.sleep(0.3)
+        time.sleep(0.001)
+        served.process.send_signal(signal.SIGTERM)  # make hands its own on: the second one hurries nothing
+        assert "stopping" in served.lines.readline()
+        wait_until("draining", lambda: drained(run))
         _, refusal = chunks_of(client.generate(input_ids=[1], max_tokens=1))
         rest, error = chunks_of(under_way)
     assert error is None and rest[-1].finish_reason == "length"
@@ -141,7 +149,7 @@ def test_sigterm_lets_requests_finish_and_leaves_nothing(serve: Callable[[str], 
     assert_nothing_left(run)
 
 
-def test_a_second_ctrl_c_ends_the_drain(serve: Callable[[str], Serve]) -> None:
+def test_a_second_ctrl_c_ends_the_drain(serve: Callable[..., Serve]) -> None:
     served = serve(PACED + SERVER)
     url = served.until_serving()
     run = served.run()
@@ -149,8 +157,8 @@ def test_a_second_ctrl_c_ends_the_drain(serve: Callable[[str], Serve]) -> None:
         under_way = client.generate(input_ids=[1], max_tokens=4000)
         next(under_way)
         served.process.send_signal(signal.SIGINT)
-        assert "stopping" in served.process.stdout.readline()  # type: ignore[union-attr]
-        time.sleep(0.3)
+        assert "stopping" in served.lines.readline()
+        wait_until("draining", lambda: drained(run))
         served.process.send_signal(signal.SIGINT)
         _, error = chunks_of(under_way)
     assert error is not None and error.status is grpc.StatusCode.UNAVAILABLE
@@ -159,7 +167,27 @@ def test_a_second_ctrl_c_ends_the_drain(serve: Callable[[str], Serve]) -> None:
     assert_nothing_left(run)
 
 
-def test_a_dead_tritonserver_ends_it_with_one_line(serve: Callable[[str], Serve]) -> None:
+def test_sigterm_while_it_starts_leaves_nothing(serve: Callable[..., Serve]) -> None:
+    served = serve(PACED + SERVER)
+    (path,) = wait_until("the run's folder", lambda: list(served.temporary.iterdir()), START_S)
+    run = RunDirectory(path)
+    wait_until("tritonserver", run.processes, START_S)
+    served.process.terminate()
+    assert served.end() == (0, "")
+    assert_nothing_left(run)
+
+
+def test_a_closed_terminal_leaves_nothing(serve: Callable[..., Serve]) -> None:
+    served = serve(PACED + SERVER, terminal=True)
+    served.until_serving()
+    run = served.run()
+    served.lines.close()
+    served.process.send_signal(signal.SIGHUP)
+    served.process.wait(END_S)
+    assert_nothing_left(run)
+
+
+def test_a_dead_tritonserver_ends_it_with_one_line(serve: Callable[..., Serve]) -> None:
     served = serve(PACED + SERVER)
     served.until_serving()
     run = served.run()
@@ -183,13 +211,14 @@ def server() -> Iterator[RunningServer]:
 def test_a_dead_model_comes_back(server: RunningServer, model: str) -> None:
     before = server.stub_pids()
     psutil.Process(before[model]).kill()
-    wait_for(lambda: server.stub_pids().get(model, before[model]) != before[model], 30)
-    wait_for(lambda: is_answered(server.grpc_url, "token_router") and is_answered(server.grpc_url, "ensemble"), 30)
+    wait_until("a new process", lambda: server.stub_pids().get(model, before[model]) != before[model], 30)
+    for public in ("token_router", "ensemble"):
+        wait_until("an answer", lambda public=public: is_answered(server.grpc_url, public), 30)
     after = server.stub_pids()
     assert {name for name in before if before[name] != after[name]} == {model}
 
 
-def test_a_port_in_use_is_one_line(serve: Callable[[str], Serve]) -> None:
+def test_a_port_in_use_is_one_line(serve: Callable[..., Serve]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         served = serve(PACED + f"server: {{http_port: {port}, grpc_port: 0, metrics_port: 0}}\n")
@@ -217,7 +246,7 @@ def broken_weights(path: Path) -> None:
         (True, r"model 'slm' failed to load: .*w\.gguf.*"),
     ],
 )
-def test_bad_weights_are_one_line(serve: Callable[[str], Serve], tmp_path: Path, exists: bool, message: str) -> None:
+def test_bad_weights_are_one_line(serve: Callable[..., Serve], tmp_path: Path, exists: bool, message: str) -> None:
     if exists:
         broken_weights(tmp_path / "w.gguf")
     served = serve(

@@ -5,21 +5,23 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import suppress
 from pathlib import Path
-from types import FrameType
+from queue import Empty, SimpleQueue
 
 from rich.console import Console
 from rich.logging import RichHandler
 
 from tools.deployment import ENSEMBLE, ROUTER, load_deployment
 from tools.errors import UserError
+from tools.signals import on_signals
 from tools.supervisor import RunningServer, Supervisor
 from tools.watcher import ServerDied
 
 __all__ = ["serve"]
+
+_SIGNAL_POLL_S = 0.2
 
 
 def serve(config: str | None, log_path: Path | None) -> None:
@@ -28,10 +30,26 @@ def serve(config: str | None, log_path: Path | None) -> None:
     logging.basicConfig(format="%(message)s", handlers=[RichHandler(console=Console(stderr=True), show_path=False)])
     logging.getLogger("tokenrouter").setLevel(logging.INFO)
     supervisor = Supervisor(load_deployment(config), log_path)
-    # The supervisor waits on its events in a thread of its own: a signal's handler runs in the main one, and
-    # would wait for ever for an event's lock that the code it interrupted holds.
-    with ThreadPoolExecutor(1) as pool, _signals(supervisor):
-        pool.submit(_serve, supervisor, Console(soft_wrap=True, highlight=False)).result()
+    # A signal's handler interrupts the main thread anywhere, so it may touch nothing that a lock guards: it only
+    # notes the signal. What the supervisor does and waits for is another thread's.
+    arrived: SimpleQueue[int] = SimpleQueue()
+    with ThreadPoolExecutor(1) as pool, on_signals(lambda number, _: arrived.put(number)):
+        work = pool.submit(_serve, supervisor, Console(soft_wrap=True, highlight=False))
+        while not work.done():
+            _obey(arrived, supervisor)
+        work.result()
+
+
+def _obey(arrived: SimpleQueue[int], supervisor: Supervisor) -> None:
+    """The next signal ends the supervisor; a SIGINT after it ends the drain too. Returns soon without one: a
+    signal that the kernel gives to another thread doesn't wake this one."""
+    try:
+        number = arrived.get(timeout=_SIGNAL_POLL_S)
+    except Empty:
+        return
+    if supervisor.quit.is_set() and number == signal.SIGINT:
+        supervisor.hurry.set()
+    supervisor.quit.set()
 
 
 def _serve(supervisor: Supervisor, console: Console) -> None:
@@ -46,9 +64,12 @@ def _serve(supervisor: Supervisor, console: Console) -> None:
         drain = False
         raise UserError(str(error)) from error
     finally:
-        if supervisor.quit.is_set():
-            console.print("stopping; running requests may finish" if drain else "stopping", style="dim")
-        supervisor.stop(drain=drain)
+        try:
+            if supervisor.quit.is_set():
+                with suppress(OSError):  # the terminal may be what went
+                    console.print("stopping; running requests may finish" if drain else "stopping", style="dim")
+        finally:
+            supervisor.stop(drain=drain)
 
 
 def _print_endpoints(server: RunningServer, console: Console) -> None:
@@ -63,20 +84,3 @@ def _print_endpoints(server: RunningServer, console: Console) -> None:
     for name, value in rows.items():
         console.print(f"  {name:<8} {value}", markup=False)
     console.print("Ctrl-C stops it", style="dim")
-
-
-@contextmanager
-def _signals(supervisor: Supervisor) -> Iterator[None]:
-    """SIGTERM, SIGINT and SIGHUP end the supervisor; a SIGINT after that ends the drain too."""
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        if supervisor.quit.is_set() and number == signal.SIGINT:
-            supervisor.hurry.set()
-        supervisor.quit.set()
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

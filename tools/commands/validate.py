@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tools.deployment import load_deployment
-from tools.machine import memory_needed
+from tools.machine import machine_warnings, memory_needed
 from tools.validate import check
 
 __all__ = ["validate"]
@@ -25,9 +25,12 @@ def validate(config: str | None) -> bool:
             f"ok: {' + '.join(deployment.model_names)}, router {deployment.router.name}, context {context} tokens,"
             f" about {memory_needed(deployment) / (1 << 30):.1f} GiB of memory"
         )
+        for warning in machine_warnings(deployment):
+            console.print(f"warning: {warning}", markup=False, soft_wrap=True)
         return True
     table = Table("key", "value", "allowed", "hint", title=f"{len(problems)} to put right", title_justify="left")
     for problem in problems:
-        table.add_row(*map(Text, (problem.path, problem.value, problem.allowed, problem.hint)))
+        cells = (problem.path, problem.value, problem.allowed, problem.hint)
+        table.add_row(*(Text(cell, overflow="fold") for cell in cells))
     console.print(table)
     return False

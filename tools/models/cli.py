@@ -13,7 +13,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from python_backends.llm.catalog import FAMILIES, WeightsError
+from python_backends.llm.catalog import FAMILIES
 from tools.models.fetching import fetch
 from tools.models.listing import ModelRow, list_models
 
@@ -53,9 +53,6 @@ def fetch_command(
         for name in names:
             fetch(name, source.value, console)
             console.print(f"{name} is here", highlight=False)
-    except WeightsError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(1) from error
     except KeyboardInterrupt:
         typer.echo(f"interrupted; `tokenrouter models fetch {' '.join(names)}` goes on where it stopped", err=True)
         raise typer.Exit(1) from None

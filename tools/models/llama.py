@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from python_backends.llm.catalog import Recipe, WeightsError
+from tools.models.extra import from_extra
 
 __all__ = ["llama_tokenizer", "requantize"]
 
@@ -60,7 +61,6 @@ def llama_tokenizer(weights: Path) -> Iterator[Callable[[str], list[int]]]:
 
 
 def _quiet_llama_cpp() -> Any:
-    import llama_cpp
-
+    llama_cpp = from_extra("llama_cpp")
     logging.getLogger("llama-cpp-python").setLevel(logging.ERROR)
     return llama_cpp

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from python_backends.llm.catalog import WeightsError
+from tools.models.extra import from_extra
 
 __all__ = ["PRE_TOKENIZERS", "TokenType", "Vocabulary", "read_vocabulary", "write_tokenizer"]
 
@@ -67,8 +68,7 @@ def read_vocabulary(weights: Path) -> Vocabulary:
 
     Raises WeightsError when it's not byte-level BPE, or of a kind that `PRE_TOKENIZERS` doesn't have.
     """
-    import gguf
-
+    gguf = from_extra("gguf")
     fields = gguf.GGUFReader(str(weights)).fields
 
     def value(key: str) -> Any:

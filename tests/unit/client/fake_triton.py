@@ -44,6 +44,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         self.requests: list[Any] = []
         self.metadata: list[dict[str, Any]] = []
         self.script: Script = two_chunks
+        self.runtime = RuntimeConfig(models=["slm", "llm"], tokenizer="smollm2").model_dump_json()
 
     def ModelStreamInfer(self, request_iterator: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
         self.metadata.append(dict(context.invocation_metadata()))
@@ -53,8 +54,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
 
     def ModelConfig(self, request: Any, context: grpc.ServicerContext) -> Any:
         reply = service_pb2.ModelConfigResponse()
-        runtime = RuntimeConfig(models=["slm", "llm"], tokenizer="smollm2")
-        reply.config.parameters["runtime"].string_value = runtime.model_dump_json()
+        reply.config.parameters["runtime"].string_value = self.runtime
         return reply
 
 

@@ -159,6 +159,15 @@ def test_no_server_is_unavailable() -> None:
         next(client.generate(text="x"))
 
 
+@pytest.mark.parametrize("runtime", ["", '{"models": ["slm"], "speculation": 3}'])
+def test_a_server_of_another_version_is_one_line(triton: tuple[FakeTriton, TokenRouterClient], runtime: str) -> None:
+    fake, client = triton
+    fake.runtime = runtime
+    with pytest.raises(GenerationError, match="'token_router' is of another version of tokenrouter: ") as caught:
+        client.runtime()
+    assert "\n" not in str(caught.value)
+
+
 def test_answer_adds_up_text_counts_and_times() -> None:
     answer = Answer(sent_at=10.0)
     for at, ids, model in [(10.5, (1, 2), "slm"), (11.0, (3,), "llm"), (12.5, (4, 5), "slm")]:

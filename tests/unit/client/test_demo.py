@@ -28,7 +28,7 @@ def stage(
 ) -> tuple[FakeTriton, SimpleNamespace]:
     """The fake server and what happened: the models fetched, the deployment started, whether it was stopped."""
     fake, _ = triton
-    seen = SimpleNamespace(fetched=[], deployment=None, stopped=False)
+    seen = SimpleNamespace(fetched=[], deployment=None, stopped=False, at_end=lambda: None)
 
     @contextmanager
     def running(deployment: Deployment) -> Iterator[SimpleNamespace]:
@@ -36,6 +36,7 @@ def stage(
         try:
             yield SimpleNamespace(grpc_url=fake.url, deployment=deployment)
         finally:
+            seen.at_end()
             seen.stopped = True
 
     monkeypatch.setattr(module, "fetch", seen.fetched.append)
@@ -95,6 +96,22 @@ def test_a_signal_stops_the_server_and_leaves_the_handlers_as_they_were(
     assert caught.value.code == 128 + number
     assert stage[1].stopped
     assert signal.getsignal(number) is before
+
+
+def test_a_second_sigterm_does_not_disturb_the_end(
+    stage: tuple[FakeTriton, SimpleNamespace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """make hands on the SIGTERM that it gets, so that two come at once."""
+
+    def end(self: Any, chunk: Any) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr("tools.coloring.Painter.write", end)
+    stage[1].at_end = lambda: signal.raise_signal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as caught:
+        demo("smollm2")
+    assert caught.value.code == 128 + signal.SIGTERM
+    assert stage[1].stopped
 
 
 def test_a_failing_request_is_one_line(stage: tuple[FakeTriton, SimpleNamespace]) -> None:

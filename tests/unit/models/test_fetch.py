@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import os
 import shutil
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from rich.console import Console
 
 from python_backends.llm import catalog
 from python_backends.llm.catalog import WeightsError, locate_tokenizer, locate_weights
-from tools.models.fetching import fetch, missing_files
+from tools.models.fetching import Source, fetch, missing_files
 from tools.models.lock import cache_lock
 
 from .conftest import FakeFamily
@@ -152,3 +153,27 @@ def test_an_unknown_name_lists_the_known_ones(cache: Path) -> None:
     with pytest.raises(WeightsError, match=r"unknown model 'llama'; known are .*smollm2"):
         fetch("llama", console=quiet())
     assert not cache.exists()
+
+
+@pytest.mark.parametrize("package", ["gguf", "llama_cpp", "huggingface_hub"])
+def test_a_package_that_is_not_installed_is_one_line(
+    family: FakeFamily, monkeypatch: pytest.MonkeyPatch, package: str
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    source: Source = "hub" if package == "huggingface_hub" else "packages"
+    with pytest.raises(WeightsError, match=rf"^the package {package} is not installed: install tokenrouter\[cpu\]$"):
+        fetch("fake", source=source, console=quiet())
+
+
+def test_a_cache_that_cannot_be_written_is_one_line(family: FakeFamily, cache: Path) -> None:
+    cache.parent.mkdir(parents=True)
+    cache.write_text("a file where the folder would be")
+    with pytest.raises(WeightsError, match=rf"^the cache {cache}: .*File exists"):
+        fetch("fake", console=quiet())
+
+
+def test_a_cache_that_lacks_nothing_is_not_written_to(family: FakeFamily, cache: Path) -> None:
+    fetch("fake", console=quiet())
+    (cache / "fetch.lock").unlink()
+    fetch("fake", console=quiet())
+    assert not (cache / "fetch.lock").exists()

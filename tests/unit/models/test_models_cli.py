@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
+from tools.cli import main
 from tools.models.cli import app
 
 from .conftest import FakeFamily
@@ -24,12 +27,17 @@ def test_list_says_what_is_here(family: FakeFamily, cache: Path) -> None:
     assert "fake-q8_0" in runner.invoke(app, ["list"], env={"COLUMNS": "200"}).stdout
 
 
-def test_an_error_is_one_line(family: FakeFamily) -> None:
-    result = CliRunner().invoke(app, ["fetch", "llama"])
-    assert result.exit_code == 1
-    assert result.stdout == ""
-    assert result.stderr.startswith("error: unknown model 'llama'")
-    assert result.stderr.count("\n") == 1
+def test_an_error_is_one_line(
+    family: FakeFamily, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["tokenrouter", "models", "fetch", "llama"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("tokenrouter: unknown model 'llama'")
+    assert err.count("\n") == 1
 
 
 def test_ctrl_c_says_how_to_go_on(family: FakeFamily) -> None:

@@ -36,6 +36,15 @@ def test_a_sound_deployment_is_ok(
     assert capsys.readouterr().out.startswith("ok: a, router single, context 4096 tokens")
 
 
+def test_a_warning_is_a_line_and_no_failure(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config.write_text(GOOD)
+    monkeypatch.setattr("tools.commands.validate.machine_warnings", lambda _: ["models[0]: may differ"])
+    assert run(monkeypatch, "validate", str(config)) == 0
+    assert capsys.readouterr().out.endswith("memory\nwarning: models[0]: may differ\n")
+
+
 def test_problems_are_a_table_and_a_status(
     config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -34,6 +34,11 @@ def lines_of(path: Path, text: str) -> list[str]:
         ("models: []", ["models: got []; list should have at least 1 item after validation, not 0"]),
         ("models: [{engine: {type: paced}}]", ["models[0].name: is missing"]),
         ("models: [{name: slm}]", ["models[0].engine: is missing"]),
+        (
+            "models: [{name: {{ model }}, engine: {type: paced}}]",
+            ["is not valid YAML: line 1, column 18: found unhashable key"],
+        ),
+        ("x: 2024-13-45", ["has a value that can't be read: month must be in 1..12"]),
         (PACED + "models: []", ["is not valid YAML: line 2, column 1: key 'models' is given twice"]),
         (
             PACED + "limit: {max_live: 3}",
@@ -111,6 +116,11 @@ def test_a_missing_file_names_what_there_is() -> None:
         UserError, match=r"^smolm2: no such file \(did you mean 'smollm2'\?\); .* default, paced, smollm2$"
     ):
         load_deployment("smolm2")
+
+
+def test_a_name_that_no_file_can_have_is_one_line() -> None:
+    with pytest.raises(UserError, match=r"^x{300}: can't be read: File name too long$"):
+        load_deployment("x" * 300)
 
 
 def test_a_file_that_is_no_text(tmp_path: Path) -> None:

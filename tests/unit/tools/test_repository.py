@@ -119,6 +119,24 @@ def test_what_was_not_rendered_is_only_overwritten_by_force(tmp_path: Path) -> N
     assert (tmp_path / "slm" / "config.pbtxt").read_text() == configs(one_model("slm"))["slm"]
 
 
+def test_a_folder_that_cannot_be_read_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    render(one_model("a"), tmp_path / "r")
+
+    def forbidden(_: Path) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", forbidden)
+    with pytest.raises(UserError, match=r"r: can't be read or written: .*Permission denied"):
+        render(one_model("a"), tmp_path / "r")
+
+
+def test_force_overwrites_what_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "config.pbtxt").write_bytes(b"\xff")
+    render(one_model("a"), tmp_path, force=True)
+    assert (tmp_path / "a" / "config.pbtxt").read_text() == configs(one_model("a"))["a"]
+
+
 def test_a_file_in_the_way_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "r").write_text("")
     with pytest.raises(UserError, match="is not a folder"):

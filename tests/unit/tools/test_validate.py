@@ -3,18 +3,20 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import gguf
+import llama_cpp
 import psutil
 import pytest
 
 from tools.deployment import Deployment, load_deployment, shipped_deployments
 from tools.gguf_header import read_gguf_header
-from tools.machine import machine_problems, memory_needed
-from tools.tiny_models import ensure_tiny_models
+from tools.machine import machine_problems, machine_warnings, memory_needed
+from tools.tiny_models import ensure_tiny_models, tiny_vocabulary
 from tools.validate import check, config_problems
 
 PACED = {"type": "paced", "max_sessions": 16}
@@ -33,6 +35,8 @@ def llama(path: Path, **settings: Any) -> dict[str, Any]:
 def write_header(path: Path, tokens: list[str], eos: int = 1, **shape: int) -> Path:
     """A GGUF file of metadata only."""
     writer = gguf.GGUFWriter(path, "llama")
+    if "file_type" in shape:
+        writer.add_file_type(shape["file_type"])
     writer.add_block_count(shape.get("layers", 2))
     writer.add_context_length(256)
     writer.add_embedding_length(64)
@@ -129,8 +133,13 @@ def test_weights_that_are_no_gguf(tmp_path: Path) -> None:
     whole = write_header(tmp_path / "whole.gguf", ["a", "b"]).read_bytes()
     (tmp_path / "cut.gguf").write_bytes(whole[:200])
     (tmp_path / "empty.gguf").write_bytes(b"")
-    found = machine_problems(deployment(*(llama(tmp_path / f"{n}.gguf") for n in ("text", "cut", "empty"))))
-    assert [p.path for p in found] == [f"models[{i}].engine.weights" for i in range(3)]
+    names = ["text", "cut", "empty"]
+    tokens = whole.index(b"tokenizer.ggml.tokens") + len("tokenizer.ggml.tokens") + 8  # past the types
+    for number, length in enumerate((whole.index(b"general.architecture") - 8, tokens, tokens + 8)):
+        names.append(f"length{number}")  # beyond what an index can be: of a key, of the tokens, of a token
+        (tmp_path / f"{names[-1]}.gguf").write_bytes(whole[:length] + b"\xff" * 8 + whole[length + 8 :])
+    found = machine_problems(deployment(*(llama(tmp_path / f"{name}.gguf") for name in names)))
+    assert [p.path for p in found] == [f"models[{i}].engine.weights" for i in range(len(names))]
     assert "not a GGUF file of version 2 or 3" in found[0].allowed
     assert all("must be a GGUF file" in p.allowed for p in found)
 
@@ -157,6 +166,59 @@ def test_a_tokenizer_must_not_exceed_the_vocabulary(tmp_path: Path) -> None:
     (found,) = machine_problems(deployment({"type": "paced", "vocab_size": 100}, tokenizer=str(tokenizer)))
     assert found.path == "tokenizer"
     assert found.allowed == "at most 100, the vocabulary of models[0].engine.vocab_size"
+
+
+def test_a_tokenizer_must_be_that_of_the_weights(tmp_path: Path) -> None:
+    tiny = ensure_tiny_models(tmp_path / "tiny")
+    spelling = list(tiny_vocabulary().tokens)
+    spelling[7], spelling[8] = spelling[8], spelling[7]
+    other = write_header(tmp_path / "other.gguf", spelling, eos=3)
+    (found,) = machine_problems(deployment(llama(other), tokenizer=str(tiny["tokenizer"])))
+    assert found.path == "tokenizer"
+    assert found.value.endswith(f"where token 7 is {spelling[8]!r}")
+    assert found.allowed == f"in models[0].engine.weights it is {spelling[7]!r}"
+
+
+def test_a_tokenizer_may_lack_what_fills_up_the_vocabulary(tmp_path: Path) -> None:
+    tiny = ensure_tiny_models(tmp_path / "tiny")
+    padded = write_header(tmp_path / "padded.gguf", [*tiny_vocabulary().tokens, "[PAD]"])
+    assert machine_problems(deployment(llama(padded), tokenizer=str(tiny["tokenizer"]))) == []
+
+
+@pytest.mark.parametrize(
+    ("gpu_layers", "offloads", "refused"), [(-1, False, True), (-1, True, False), (0, False, False)]
+)
+def test_layers_on_a_gpu_need_a_build_for_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu_layers: int, offloads: bool, refused: bool
+) -> None:
+    weights = write_header(tmp_path / "a.gguf", ["a", "b"])
+    monkeypatch.setattr(llama_cpp, "llama_supports_gpu_offload", lambda: offloads)
+    found = machine_problems(deployment(llama(weights, gpu_layers=gpu_layers)))
+    assert [(p.path, p.value) for p in found] == [("models[0].engine.gpu_layers", "-1")] * refused
+
+
+def test_a_gpu_is_not_asked_for_without_llama_cpp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = write_header(tmp_path / "a.gguf", ["a", "b"])
+    monkeypatch.setitem(sys.modules, "llama_cpp", None)
+    assert machine_problems(deployment(llama(weights, gpu_layers=-1))) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "deterministic", "warned"),
+    [
+        (gguf.LlamaFileType.MOSTLY_Q4_K_M, True, True),
+        (gguf.LlamaFileType.MOSTLY_Q4_K_M, False, False),
+        (gguf.LlamaFileType.MOSTLY_Q4_0, True, False),
+        (gguf.LlamaFileType.MOSTLY_Q8_0, True, False),
+        (None, True, False),
+    ],
+)
+def test_weights_whose_sums_depend_on_the_batch_are_warned_of(
+    tmp_path: Path, kind: int | None, deterministic: bool, warned: bool
+) -> None:
+    weights = write_header(tmp_path / "a.gguf", ["a", "b"], **({} if kind is None else {"file_type": kind}))
+    found = machine_warnings(deployment(llama(weights, deterministic=deterministic)))
+    assert [line.split(":")[0] for line in found] == ["models[0].engine.deterministic"] * warned
 
 
 def test_a_context_is_at_most_what_the_weights_were_trained_for(tmp_path: Path) -> None:

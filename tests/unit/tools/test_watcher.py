@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import time
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
+from routers import RouterConfig
 from tools.control import ControlError, RouterStatus
 from tools.triton_server import TritonError
 from tools.watcher import ServerDied, Watcher
@@ -62,7 +64,7 @@ class Scene:
         monkeypatch.setattr(Watcher, "_wake_router", self._wake)
         self.triton = FakeTriton(subprocess.Popen(["sleep", "60"]))
         self.control = FakeControl()
-        arguments: Any = (self.triton, self.control)
+        arguments: Any = (self.triton, self.control, RouterConfig())
         self.watcher = Watcher(*arguments)
 
     def _wake(self, *_: object) -> None:
@@ -109,26 +111,25 @@ def test_a_router_that_hangs_is_killed_and_reloaded(scene: Scene) -> None:
     assert scene.triton.stub.wait(5) != 0
 
 
-@pytest.mark.parametrize(("state", "reloaded"), [("down", ["llm"]), ("reloading", []), ("starting", [])])
-def test_only_a_model_that_stays_down_is_reloaded(scene: Scene, state: str, reloaded: list[str]) -> None:
+@pytest.mark.parametrize("state", ["down", "reloading", "starting"])
+def test_a_model_that_is_not_up_is_left_to_the_router_and_logged_once(
+    scene: Scene, caplog: pytest.LogCaptureFixture, state: str
+) -> None:
     scene.control.states = {"slm": "up", "llm": state}
-    assert scene.look_after(2, 9) == []
-    assert scene.look_after(2) == reloaded
-    assert scene.look_after(9) == []  # patience anew
-
-
-def test_a_model_that_recovers_is_forgotten(scene: Scene) -> None:
-    scene.control.states = {"slm": "up", "llm": "down"}
-    scene.look_after(2, 8)
-    scene.control.states = {"slm": "up", "llm": "up"}
-    scene.look_after(2)
-    scene.control.states = {"slm": "up", "llm": "down"}
-    assert scene.look_after(2, 8) == []
+    with caplog.at_level(logging.INFO, logger="tokenrouter"):
+        assert scene.look_after(2, 40, 40) == []
+        scene.control.states = {"slm": "up", "llm": "up"}
+        assert scene.look_after(2, 2) == []
+    assert [record.getMessage() for record in caplog.records] == [
+        "llm does not answer",
+        "llm answers again after 82.0 s",
+    ]
 
 
 def test_a_reload_that_fails_is_tried_again(scene: Scene) -> None:
-    scene.control.states = {"slm": "up", "llm": "down"}
+    scene.control.states = None
     scene.triton.refuses = True
-    assert scene.look_after(2, 11) == []
+    assert scene.look_after(2, 31) == []
     scene.triton.refuses = False
-    assert scene.look_after(11) == ["llm"]
+    scene.control.states = {"slm": "up"}
+    assert scene.look_after(2) == ["token_router"]
