@@ -39,7 +39,7 @@ class TritonStream:
     def __init__(self, thread: ResponseThread, sender: Any, outputs: Collection[str]) -> None:
         self._thread = thread
         self._sender = sender
-        self._outputs = frozenset(outputs)
+        self._outputs = tuple(outputs)
         self.prompt_tokens = 0
         # Filled by the event loop, emptied by the thread; both ends of a deque are safe to use at once.
         self._unsent: deque[Chunk | TokenRouterError] = deque()
@@ -96,7 +96,7 @@ class TritonStream:
 
     def _respond(self, chunk: Chunk) -> None:
         final = chunk.finish_reason is not None
-        tensors = [pb_utils.Tensor(n, v) for n, v in _tensors(chunk, self.prompt_tokens).items() if n in self._outputs]
+        tensors = [pb_utils.Tensor(name, _OUTPUTS[name](chunk, self.prompt_tokens)) for name in self._outputs]
         self._send(pb_utils.InferenceResponse(output_tensors=tensors), final)
 
     def _respond_error(self, error: TokenRouterError) -> None:
@@ -166,19 +166,19 @@ class ResponseThread:
             stream.give_up(error)
 
 
-def _tensors(chunk: Chunk, prompt_tokens: int) -> dict[str, Any]:
-    """The chunk as the public model's outputs (`public.OUTPUTS`), with the batch dimension of 1."""
+def _strings(values: list[str]) -> Any:
+    return np.array([[v.encode() for v in values]], dtype=np.object_).reshape(1, -1)
 
-    def strings(values: list[str]) -> Any:
-        return np.array([[v.encode() for v in values]], dtype=np.object_).reshape(1, -1)
 
-    return {
-        "text_output": strings([chunk.text]),
-        "output_ids": np.array([chunk.token_ids], dtype=np.int32),
-        "output_models": strings(chunk.models),
-        "output_log_probs": np.array([chunk.log_probs], dtype=np.float32),
-        "num_input_tokens": np.array([[prompt_tokens]], dtype=np.int32),
-        "num_output_tokens": np.array([[len(chunk.token_ids)]], dtype=np.int32),
-        "finish_reason": strings([chunk.finish_reason or ""]),
-        "usage": strings([json.dumps(asdict(chunk.usage)) if chunk.usage else ""]),
-    }
+# The public model's outputs (`public.OUTPUTS`) from a chunk and the prompt's length, with the batch dimension
+# of 1. Only those that the client asked for are made: each one costs time for every token.
+_OUTPUTS: dict[str, Callable[[Chunk, int], Any]] = {
+    "text_output": lambda chunk, _: _strings([chunk.text]),
+    "output_ids": lambda chunk, _: np.array([chunk.token_ids], dtype=np.int32),
+    "output_models": lambda chunk, _: _strings(chunk.models),
+    "output_log_probs": lambda chunk, _: np.array([chunk.log_probs], dtype=np.float32),
+    "num_input_tokens": lambda _, prompt_tokens: np.array([[prompt_tokens]], dtype=np.int32),
+    "num_output_tokens": lambda chunk, _: np.array([[len(chunk.token_ids)]], dtype=np.int32),
+    "finish_reason": lambda chunk, _: _strings([chunk.finish_reason or ""]),
+    "usage": lambda chunk, _: _strings([json.dumps(asdict(chunk.usage)) if chunk.usage else ""]),
+}
