@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The step contract on the wire: one INT32 tensor for a `StepRequest`, one for a `StepResponse`.
 
-A BLS call pays 50 to 150 µs for every tensor (docs/decisions/0009), more than for all that a step has to say;
-so a message is one vector: a header of counts, then the parts in order.
+A BLS call pays for every tensor more than for all that a step has to say (docs/decisions/0009); so a message is
+one vector: a header of counts, then the parts in order.
 
 | request | INT32 values |
 |---|---|

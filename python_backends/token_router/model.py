@@ -99,6 +99,7 @@ class TritonPythonModel:
         self._loop.call_soon_threadsafe(self._submit, submission, stream)
 
     def _submit(self, submission: Any, stream: TritonStream) -> None:
+        stream.schedule = self._loop.call_soon
         request = self._runtime.submit(submission, stream)
         if request is not None:
             stream.on_cancel = lambda: self._loop.call_soon_threadsafe(self._runtime.cancel, request)

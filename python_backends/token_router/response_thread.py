@@ -30,10 +30,17 @@ __all__ = ["ResponseThread", "TritonStream"]
 _CANCEL_POLL_S = 0.1  # asking costs 30 to 100 µs a request
 
 
+def _now(function: Callable[..., object], *args: object) -> None:
+    function(*args)
+
+
 class TritonStream:
     """A `ResponseStream` to one Triton request.
 
     outputs: the names that the client asked for; the others are not made.
+    prompt_tokens, on_cancel, schedule: set before the request is submitted. schedule(f, x) calls f(x); in the
+        event loop not at once but when its turn ends, so that the next step is under way before this thread
+        begins to send and to compete for the interpreter.
     """
 
     def __init__(self, thread: ResponseThread, sender: Any, outputs: Collection[str]) -> None:
@@ -46,6 +53,7 @@ class TritonStream:
         self._queued = False
         self.ended = False
         self.on_cancel: Callable[[], object] = lambda: None
+        self.schedule: Callable[..., object] = _now
 
     def send(self, chunk: Chunk) -> None:
         self._put(chunk)
@@ -57,7 +65,7 @@ class TritonStream:
         self._unsent.append(item)
         if not self._queued:
             self._queued = True
-            self._thread.wake(self)
+            self.schedule(self._thread.wake, self)
 
     # In the response thread
 

@@ -34,11 +34,10 @@ class LlamaCppEngine(Engine):
     """See the module.
 
     With `LlamaCppConfig.deterministic`, and weights in Q4_0 or Q8_0 on the CPU, a session's logits are the
-    same bits whoever else is served (`llama_calls`). It costs nothing where every session brings one token;
-    up to a half more time where suffixes are of many lengths, because llama.cpp then computes tokens
-    together only for sessions of equal lengths in neighbouring slots (8 sessions with 1 to 8 tokens: 396 ms
-    instead of 269 with Qwen2.5-Coder 0.5B on one core; 4 sessions with a free slot between each: 69
-    instead of 56). Without it, prompts and tokens are mixed freely.
+    same bits whoever else is served (`llama_calls`). It costs nothing where every session brings one token,
+    and up to a third more time where suffixes are of many lengths, because llama.cpp then computes tokens
+    together only for sessions of equal lengths in neighbouring slots (docs/decisions/0003 has figures, and
+    perf/determinism.py measures them). Without it, prompts and tokens are mixed freely.
 
     hidden_states: whether steps return them. The tokens whose hidden states are wanted then take a call of
     their own: no cost where every session brings one token.
