@@ -136,12 +136,16 @@ def runtime_cost(idle_s: float) -> dict[str, Any]:
     """The runtime's own cost, on paced models."""
     return {
         "sessions": SESSIONS,
-        "step_cost_ms": {
-            "back_to_back": _step_cost_ms(0.0),
-            "back_to_back_not_streamed": _step_cost_ms(0.0, stream=False),
-            "after_10_ms": _step_cost_ms(STEP_MS),
-            "after_10_ms_run_ahead_4": _step_cost_ms(STEP_MS, run_ahead=4),
-        },
+        "step_cost_ms": [
+            {
+                "engine_ms": engine_ms,
+                "streamed": streamed,
+                "step": _step_cost_ms(engine_ms, stream=streamed),
+                "step_of_run_ahead_4": _step_cost_ms(engine_ms, run_ahead=4, stream=streamed),
+            }
+            for engine_ms in (0.0, STEP_MS)
+            for streamed in (False, True)
+        ],
         "inter_token_cost_ms": _inter_token_cost_ms(),
         **_streaming_cost(),
         **_first_token_and_idle(idle_s),
@@ -207,20 +211,17 @@ def _show_runtime(result: dict[str, Any]) -> None:
     table = Table(title=f"The runtime's cost beside the engine ({SESSIONS} sessions, paced models)")
     for column in ("what", "p50 / value", "p95", "aim"):
         table.add_column(column)
-    cost = result["step_cost_ms"]
-    rows = {
-        "decoding step, engine 0 ms, ms": (cost["back_to_back"], "0.6"),
-        "  the same, not streamed": (cost["back_to_back_not_streamed"], "0.6"),
-        f"decoding step, engine {STEP_MS:g} ms, ms": (cost["after_10_ms"], "0.6"),
-        "  the same with run-ahead 4": (
-            cost["after_10_ms_run_ahead_4"],
-            f"{cost['after_10_ms']['p50'] / 4:.2f} (a quarter)",
-        ),
-        f"between streamed tokens, engine {STEP_MS:g} ms, ms": (result["inter_token_cost_ms"], ""),
-        "TTFT above the engine's prefill, ms": (result["ttft_above_prefill_ms"], "5"),
-    }
-    for what, (values, aim) in rows.items():
-        table.add_row(what, f"{values['p50']:.2f}", f"{values['p95']:.2f}", aim)
+    for case in result["step_cost_ms"]:
+        how = f"engine {case['engine_ms']:g} ms, {'streamed' if case['streamed'] else 'not streamed'}"
+        step, ahead = case["step"], case["step_of_run_ahead_4"]
+        table.add_row(f"decoding step, {how}, ms", f"{step['p50']:.2f}", f"{step['p95']:.2f}", "0.6")
+        quarter = f"{step['p50'] / 4:.2f}, a quarter"
+        table.add_row("  with run-ahead 4", f"{ahead['p50']:.2f}", f"{ahead['p95']:.2f}", quarter)
+    for what, key, aim in (
+        (f"between streamed tokens, engine {STEP_MS:g} ms, ms", "inter_token_cost_ms", ""),
+        ("TTFT above the engine's prefill, ms", "ttft_above_prefill_ms", "5"),
+    ):
+        table.add_row(what, f"{result[key]['p50']:.2f}", f"{result[key]['p95']:.2f}", aim)
     table.add_row("server CPU per streamed token, ms", f"{result['streamed_cpu_ms_per_token']:.2f}", "", "")
     table.add_row("server CPU per token, not streamed, ms", f"{result['whole_cpu_ms_per_token']:.2f}", "", "")
     table.add_row("tokens/s, engine 0 ms, streamed", f"{result['streamed_tokens_per_s']:.0f}", "", "")
