@@ -37,6 +37,7 @@ class Model:
             raise RuntimeError(self.fails)
         if request.steps and self.hangs.is_set():
             self.process.wait()
+            time.sleep(0.5)  # Triton takes a second to say so
             raise RuntimeError("Stub process is not healthy")
         facts = LLMFacts("slm", "fake", self.process.pid, 4, 100, 8, 50, (0,), samples=True)
         return encode_response(StepResponse(facts=facts if request.hello else None))
