@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import subprocess
 import threading
 import time
@@ -132,7 +133,7 @@ def test_a_step_that_takes_too_long_ends_the_process(model: Model) -> None:
         assert time.monotonic() - began >= 0.2
 
     _run(model, main, step_timeout_s=0.2)
-    assert model.process.poll() is not None
+    assert model.process.wait(5) == -signal.SIGKILL
 
 
 def test_a_process_that_ended_after_its_hello_is_unavailable(model: Model) -> None:
