@@ -130,6 +130,7 @@ def test_a_reload_that_fails_is_tried_again(scene: Scene) -> None:
     scene.control.states = None
     scene.triton.refuses = True
     assert scene.look_after(2, 31) == []
+    scene.triton.stub.wait(5)  # it was killed, which takes its time
     scene.triton.refuses = False
     scene.control.states = {"slm": "up"}
     assert scene.look_after(2) == ["token_router"]
