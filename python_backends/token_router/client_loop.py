@@ -82,7 +82,8 @@ class ClientLoop:
 
     def fail_all(self, error: TokenRouterError) -> None:
         """End every request with this error, the waiting ones first so that none of them starts."""
-        for request in [*self._queue, *self._live.values()]:
+        self.fail_queued(error)
+        for request in list(self._live.values()):
             self.fail(request, error)
 
     def fail_queued(self, error: TokenRouterError) -> None:

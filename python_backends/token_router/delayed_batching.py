@@ -69,9 +69,6 @@ class DelayedBatchingQueue:
         self._waiting: dict[Session, None] = {}  # a dict for its order and its O(1) removal
         self._urgent = 0
 
-    def __len__(self) -> int:
-        return len(self._waiting)
-
     def put(self, session: Session, urgent: bool = False) -> None:
         """Called once for each time a session becomes WAITING. urgent: it must not wait, whatever it is."""
         session.waiting_since = self._clock()
