@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, field_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from routers import RouterConfig
 
@@ -17,20 +17,28 @@ class _Config(BaseModel):
 
 
 class BatchingConfig(_Config):
-    """Delayed batching and run-ahead.
+    """Delayed batching, the other scheduling policies, run-ahead.
 
+    policy: async = every model launches by its threshold (delayed batching; with B = 1, eager-async);
+        step_sync = a barrier after each step; model_sync = one model at a time (paper, section 4.3).
     threshold: B, the number of waiting requests at which a model's batch is released: one number for all
         models, a list with one number for each, or a table from the number of live requests N to such a
         list (the entry with the largest N that isn't above the present one applies; B = 1 below the first).
         A B that could leave every model waiting (sum of B_i - 1 >= N) is lowered to one that can't.
     """
 
+    policy: Literal["async", "step_sync", "model_sync"] = "async"
     threshold: PositiveInt | list[PositiveInt] | dict[PositiveInt, list[PositiveInt]] = 1
     max_wait_ms: PositiveFloat = Field(50.0, description="a request waits no longer than this for a batch to fill")
     run_ahead: PositiveInt = Field(1, description="tokens of a call while no request can come back to join it")
     llm_prefill: Literal["eager", "lazy"] = Field(
         "eager",
         description="eager: the peers prefill the prompt when a request is admitted; lazy: at the first handoff",
+    )
+    resume: bool = Field(
+        True,
+        description="a model keeps the KV of a request that is away; false: it frees it, and prefills all again"
+        " when the request comes back, as standard serving does",
     )
 
     @field_validator("threshold")
@@ -39,6 +47,14 @@ class BatchingConfig(_Config):
         if isinstance(value, dict) and not value:
             raise ValueError("a table by N needs at least one entry")
         return value
+
+    @model_validator(mode="after")
+    def _policy_uses(self) -> BatchingConfig:
+        if self.policy != "async":
+            for name in ("threshold", "max_wait_ms"):
+                if name in self.model_fields_set and getattr(self, name) != type(self).model_fields[name].default:
+                    raise ValueError(f"{name}: has no meaning with policy {self.policy}; allowed with policy async")
+        return self
 
 
 class LimitsConfig(_Config):

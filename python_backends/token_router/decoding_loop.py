@@ -15,6 +15,7 @@ from python_backends.token_router.delayed_batching import DelayedBatchingQueue
 from python_backends.token_router.errors import RequestFailed, TokenRouterError, Unavailable
 from python_backends.token_router.llm_client import LLMClient
 from python_backends.token_router.request import Request, Session, SessionState
+from python_backends.token_router.scheduling import Scheduler
 from python_backends.token_router.step_clock import StepClock
 
 __all__ = ["DecodingLoop", "LLMState", "Outcomes"]
@@ -51,17 +52,23 @@ class Outcomes(Protocol):
 class DecodingLoop:
     """One LLM's loop.
 
-    llm: the way to the LLM. queue: its delayed-batching queue. threshold, live: B of this model and the
-    number of live requests N (inter-model loop, at every admission and finish).
+    llm: the way to the LLM, model number `model`. queue: of the sessions that wait for it. scheduler: says
+    when it launches; the same for all loops.
     """
 
     def __init__(
-        self, llm: LLMClient, queue: DelayedBatchingQueue, batching: BatchingConfig, outcomes: Outcomes
+        self,
+        model: int,
+        llm: LLMClient,
+        queue: DelayedBatchingQueue[Session],
+        scheduler: Scheduler,
+        batching: BatchingConfig,
+        outcomes: Outcomes,
     ) -> None:
         self.llm = llm
         self.queue = queue
-        self.live = 0
-        self.threshold = 1
+        self._model = model
+        self._scheduler = scheduler
         self.state = LLMState.STARTING
         self.facts: LLMFacts | None = None
         self.stats = StepStats()
@@ -72,7 +79,7 @@ class DecodingLoop:
         self._frees: list[int] = []
         self._wake = asyncio.Event()
         self._log = logging.getLogger(f"token_router.{llm.name}")
-        llm.on_death = self._wake.set
+        llm.on_death = self.wake
 
     # Called by the other loops
 
@@ -87,13 +94,15 @@ class DecodingLoop:
         session.state = SessionState.FINISHED
         self.queue.discard(session)
         if session in self._held:
-            self._held.remove(session)
-            self._frees.append(session.rid)
+            self._forget(session)
 
-    def live_changed(self, live: int, threshold: int) -> None:
-        """A request was admitted or has ended."""
-        self.live = live
-        self.threshold = threshold
+    def evict(self, session: Session) -> None:
+        """The session's request has left: the LLM will be told to free it, as if it would never return."""
+        session.kv_tokens = 0
+        self._forget(session)
+
+    def wake(self) -> None:
+        """Something changed that may let a batch launch."""
         self._wake.set()
 
     # The loop
@@ -112,7 +121,7 @@ class DecodingLoop:
         while True:
             if self.llm.lost:
                 raise Unavailable(f"model '{self.llm.name}' went down: its process has ended")
-            if self.queue.releases(self.threshold):
+            if self._scheduler.launches(self._model):
                 return self.queue.take(self._chunk)
             if self._frees:
                 return []
@@ -122,18 +131,25 @@ class DecodingLoop:
         """Until something changed that may release a batch."""
         self._wake.clear()
         self.clock.idle()
-        due = self.queue.due()
+        due = self._scheduler.due(self._model)
         timer = None if due is None else asyncio.get_running_loop().call_at(due, self._wake.set)
         await self._wake.wait()
         if timer is not None:
             timer.cancel()
 
     async def _step(self, batch: list[Session]) -> None:
+        self._scheduler.started(self._model)
+        try:
+            await self._call(batch)
+        finally:
+            self._scheduler.ended(self._model)
+
+    async def _call(self, batch: list[Session]) -> None:
         steps = [session.next_step(self._chunk) for session in batch]
         opens = [session.opening() for session in batch if session not in self._held]
         frees, self._frees = self._frees, []
         # Run ahead only while no request can come back to join: all of them are in this batch.
-        alone = len(batch) == self.live and all(step.sample for step in steps)
+        alone = len(batch) == self._scheduler.live and all(step.sample for step in steps)
         self._held.update(batch)
         for session in batch:
             session.state = SessionState.RUNNING
@@ -170,6 +186,10 @@ class DecodingLoop:
             session.state = SessionState.PENDING
             session.here = False
             self._outcomes.handoff(session)
+
+    def _forget(self, session: Session) -> None:
+        self._held.remove(session)
+        self._frees.append(session.rid)
 
     def _fail(self, session: Session, error: TokenRouterError) -> None:
         if session.state is SessionState.RUNNING:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
+from typing import Generic, Protocol, TypeVar
 
 from python_backends.token_router.config import BatchingConfig
-from python_backends.token_router.request import Session
 
-__all__ = ["DelayedBatchingQueue", "Thresholds", "feasible"]
+__all__ = ["DelayedBatchingQueue", "Thresholds", "Waiter", "feasible"]
 
 
 def feasible(thresholds: tuple[int, ...], live: int) -> tuple[int, ...]:
@@ -57,7 +57,28 @@ class Thresholds:
         return feasible(row, live)
 
 
-class DelayedBatchingQueue:
+class Waiter(Protocol):
+    """What can wait in a queue: a `Session`, or what the simulator has in its place.
+
+    waiting_since: when it joined, on the queue's clock; urgent: whether it may not be delayed (the queue).
+    """
+
+    waiting_since: float
+    urgent: bool
+
+    @property
+    def must_not_wait(self) -> bool:
+        """Whether it is never delayed: a prefill, or a request's first token."""
+
+    @property
+    def prefill_tokens(self) -> int:
+        """How many tokens it has to prefill; 0 = it decodes."""
+
+
+W = TypeVar("W", bound=Waiter)
+
+
+class DelayedBatchingQueue(Generic[W]):
     """The sessions that wait for one model, first come first served.
 
     clock: seconds, monotonic (the event loop's). max_wait_s: the cap on a wait.
@@ -66,23 +87,27 @@ class DelayedBatchingQueue:
     def __init__(self, clock: Callable[[], float], max_wait_s: float) -> None:
         self._clock = clock
         self._max_wait_s = max_wait_s
-        self._waiting: dict[Session, None] = {}  # a dict for its order and its O(1) removal
+        self._waiting: dict[W, None] = {}  # a dict for its order and its O(1) removal
         self._urgent = 0
 
-    def put(self, session: Session, urgent: bool = False) -> None:
+    def __len__(self) -> int:
+        """How many wait."""
+        return len(self._waiting)
+
+    def put(self, session: W, urgent: bool = False) -> None:
         """Called once for each time a session becomes WAITING. urgent: it must not wait, whatever it is."""
         session.waiting_since = self._clock()
-        session.urgent = urgent or _must_not_wait(session)
+        session.urgent = urgent or session.must_not_wait
         self._urgent += session.urgent
         self._waiting[session] = None
 
-    def discard(self, session: Session) -> None:
+    def discard(self, session: W) -> None:
         """Take a session out, if it is in."""
         if session in self._waiting:
             del self._waiting[session]
             self._urgent -= session.urgent
 
-    def waiting(self) -> list[Session]:
+    def waiting(self) -> list[W]:
         """Who waits, first come first."""
         return list(self._waiting)
 
@@ -101,13 +126,14 @@ class DelayedBatchingQueue:
         due = self.due()
         return due is not None and self._clock() >= due
 
-    def take(self, prefill_tokens: int) -> list[Session]:
+    def take(self, prefill_tokens: int) -> list[W]:
         """The next batch: everybody who waits, but of the prefills only as many as fit in
         `prefill_tokens` together (at least one), so that they don't stall the others' decoding."""
-        batch, left = [], prefill_tokens
+        batch: list[W] = []
+        left = prefill_tokens
         for session in self._waiting:
-            if session.prefilling:
-                cost = min(session.target - session.kv_tokens, prefill_tokens)
+            if session.prefill_tokens:
+                cost = min(session.prefill_tokens, prefill_tokens)
                 if cost > left and left < prefill_tokens:
                     continue
                 left -= cost
@@ -115,7 +141,3 @@ class DelayedBatchingQueue:
         for session in batch:
             self.discard(session)
         return batch
-
-
-def _must_not_wait(session: Session) -> bool:
-    return session.prefilling or not session.request.output_ids

@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from python_backends.token_router.config import BatchingConfig
 from python_backends.token_router.decoding_loop import DecodingLoop
-from python_backends.token_router.delayed_batching import Thresholds
 from python_backends.token_router.errors import RequestFailed, TokenRouterError
 from python_backends.token_router.request import Request, Session, SessionState
+from python_backends.token_router.scheduling import Scheduler
 from routers import BaseRouter, model_to_peer, peer_to_model
 
 __all__ = ["InterModelLoop"]
@@ -22,7 +23,7 @@ __all__ = ["InterModelLoop"]
 class InterModelLoop:
     """The way between the models.
 
-    loops, routers: by model number. eager: whether peers prefill a prompt when its request is admitted.
+    loops, routers: by model number. scheduler: of all models.
     commit: makes every token that a session knows final; true = that ended the request.
     fail: ends a request with an error.
     """
@@ -31,15 +32,16 @@ class InterModelLoop:
         self,
         loops: Sequence[DecodingLoop],
         routers: Sequence[BaseRouter[Any]],
-        thresholds: Thresholds,
-        eager: bool,
+        scheduler: Scheduler,
+        batching: BatchingConfig,
         commit: Callable[[Session], bool],
         fail: Callable[[Request, TokenRouterError], None],
     ) -> None:
         self._loops = loops
         self._routers = routers
-        self._thresholds = thresholds
-        self._eager = eager
+        self._scheduler = scheduler
+        self._eager = batching.llm_prefill == "eager"
+        self._resume = batching.resume
         self._commit = commit
         self._fail = fail
         self._outbound: asyncio.Queue[Session] = asyncio.Queue()
@@ -65,6 +67,7 @@ class InterModelLoop:
 
     def handoff(self, session: Session) -> None:
         """The request leaves `session` for its peer number `session.destination`."""
+        self._scheduler.departed()
         self._outbound.put_nowait(session)
 
     async def run(self) -> None:
@@ -73,11 +76,13 @@ class InterModelLoop:
             session = await self._outbound.get()
             if not session.request.ended:
                 self._carry(session)
+            self._scheduler.arrived()
 
     def _live_changed(self, live: int) -> None:
         self.live = live
-        for loop, threshold in zip(self._loops, self._thresholds.at(live), strict=True):
-            loop.live_changed(live, threshold)
+        self._scheduler.live_changed(live)
+        for loop in self._loops:
+            loop.wake()
 
     def _carry(self, source: Session) -> None:
         """One handoff: send, receive, commit what was kept, wake the request at its new model."""
@@ -102,6 +107,8 @@ class InterModelLoop:
             self._fail(request, RequestFailed(what))
             return
         request.handoffs += 1
+        if not self._resume:
+            self._loops[source.model].evict(source)
         target.here = True
         if target.state is SessionState.PENDING:  # else its prompt is being prefilled, and it goes on from there
             self._loops[target.model].add(target)

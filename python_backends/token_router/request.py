@@ -122,6 +122,16 @@ class Session:
         return self.kv_tokens < len(self.request.prompt_ids) - 1
 
     @property
+    def prefill_tokens(self) -> int:
+        """How many tokens are still to be prefilled; 0 = it decodes (delayed_batching.Waiter)."""
+        return self.target - self.kv_tokens if self.prefilling else 0
+
+    @property
+    def must_not_wait(self) -> bool:
+        """Whether its batch is never delayed (delayed_batching.Waiter)."""
+        return self.prefilling or not self.request.output_ids
+
+    @property
     def target(self) -> int:
         """How many tokens the model is to have processed: all it knows where the request is, else the
         prompt but its last token, whose logits would be of no use there."""

@@ -18,6 +18,7 @@ from python_backends.token_router.inter_model_loop import InterModelLoop
 from python_backends.token_router.llm_client import LLMClient
 from python_backends.token_router.request import Request, Session, SessionState
 from python_backends.token_router.responses import ResponseStream
+from python_backends.token_router.scheduling import make_scheduler
 from python_backends.token_router.tokenizer import Tokenizer
 
 __all__ = ["Runtime"]
@@ -40,15 +41,19 @@ class Runtime:
         self.intake = Intake(tokenizer, config.router, config.models, limits)
         self.served: Served | None = None
         self.up = asyncio.Event()  # set once every model has answered
+        queues = [DelayedBatchingQueue[Session](clock, batching.max_wait_ms / 1000) for _ in llms]
+        self._scheduler = make_scheduler(batching, queues, Thresholds(batching, len(llms)))
+        self._scheduler.on_change = self._wake_all
         self._loops = [
-            DecodingLoop(llm, DelayedBatchingQueue(clock, batching.max_wait_ms / 1000), batching, self) for llm in llms
+            DecodingLoop(model, llm, queue, self._scheduler, batching, self)
+            for model, (llm, queue) in enumerate(zip(llms, queues, strict=True))
         ]
         self._client = ClientLoop(config.models, limits.max_live, limits.max_queue, self._refusal)
         self._inter_model = InterModelLoop(
             self._loops,
             [config.router.router(i, config.models) for i in range(len(llms))],
-            Thresholds(batching, len(llms)),
-            eager=batching.llm_prefill == "eager",
+            self._scheduler,
+            batching,
             commit=self._client.commit,
             fail=self._client.fail,
         )
@@ -109,7 +114,7 @@ class Runtime:
                     **{s.value: states[model, s] for s in SessionState if s is not SessionState.FINISHED},
                     "sessions": loop.stats.sessions,
                     "kv_tokens": loop.stats.kv_tokens,
-                    "threshold": loop.threshold,
+                    "threshold": self._scheduler.thresholds[model],
                     "pid": loop.facts.pid if loop.facts else None,
                     **loop.clock.summary(),
                 }
@@ -137,6 +142,10 @@ class Runtime:
         down = self._down()
         if down is not None:
             self._client.fail_queued(Unavailable(down))
+
+    def _wake_all(self) -> None:
+        for loop in self._loops:
+            loop.wake()
 
     def _refusal(self) -> str | None:
         """Why no new request is taken; None = they are."""

@@ -43,13 +43,16 @@ def _reference(
 def _worlds(draw: st.DrawFn) -> dict[str, Any]:
     models = draw(st.integers(1, 3))
     threshold = draw(st.one_of(st.integers(1, 12), st.lists(st.integers(1, 12), min_size=models, max_size=models)))
+    policy = draw(st.sampled_from(["async", "async", "step_sync", "model_sync"]))
+    waits = {"threshold": threshold, "max_wait_ms": draw(st.sampled_from([0.1, 20.0, 1e6]))}
     return {
         "models": models,
         "batching": {
-            "threshold": threshold,
-            "max_wait_ms": draw(st.sampled_from([0.1, 20.0, 1e6])),
+            "policy": policy,
+            **(waits if policy == "async" else {}),
             "run_ahead": draw(st.integers(1, 6)),
             "llm_prefill": draw(st.sampled_from(["eager", "lazy"])),
+            "resume": draw(st.booleans()),
         },
         "max_live": draw(st.integers(1, 8)),
         "seed": draw(st.integers(0, 10**6)),

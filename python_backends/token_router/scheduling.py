@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which model may launch its next batch now: the scheduling policies of the paper (section 4.3, ablation).
+
+A scheduler decides for all models of a deployment. The runtime asks it about an idle model; so does the
+simulator (`tools/simulator`), on a clock of its own.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from python_backends.token_router.config import BatchingConfig
+from python_backends.token_router.delayed_batching import DelayedBatchingQueue, Thresholds
+
+__all__ = ["AsyncScheduler", "ModelSyncScheduler", "Scheduler", "StepSyncScheduler", "make_scheduler"]
+
+
+class Scheduler(ABC):
+    """What all policies know. queues: by model number.
+
+    live: the number of live requests N. thresholds: B of each model for that N.
+    on_change: called when a model that was not allowed to launch may be now; the runtime sets it.
+    """
+
+    def __init__(self, queues: Sequence[DelayedBatchingQueue[Any]]) -> None:
+        self._queues = queues
+        self._running = [False] * len(queues)
+        self._in_transit = 0
+        self.live = 0
+        self.thresholds: tuple[int, ...] = (1,) * len(queues)
+        self.on_change: Callable[[], None] = lambda: None
+
+    @abstractmethod
+    def launches(self, model: int) -> bool:
+        """Whether `model`, which is idle, is to launch all that waits for it."""
+
+    @abstractmethod
+    def due(self, model: int) -> float | None:
+        """When `launches` may come true just because time has passed; None = never."""
+
+    def live_changed(self, live: int) -> None:
+        """A request was admitted or has ended."""
+        self.live = live
+
+    def started(self, model: int) -> None:
+        """`model` has launched a batch."""
+        self._running[model] = True
+
+    def ended(self, model: int) -> None:
+        """`model` has finished its batch, and the requests that stay there wait again."""
+        self._running[model] = False
+
+    def departed(self) -> None:
+        """A request has left a model."""
+        self._in_transit += 1
+
+    def arrived(self) -> None:
+        """It waits at another model, or has ended."""
+        self._in_transit -= 1
+
+
+class AsyncScheduler(Scheduler):
+    """Every model for itself, when its queue releases: delayed batching; with B = 1, eager-async."""
+
+    def __init__(self, queues: Sequence[DelayedBatchingQueue[Any]], thresholds: Thresholds) -> None:
+        super().__init__(queues)
+        self._table = thresholds
+        self.thresholds = thresholds.at(0)
+
+    def launches(self, model: int) -> bool:
+        return self._queues[model].releases(self.thresholds[model])
+
+    def due(self, model: int) -> float | None:
+        return self._queues[model].due()
+
+    def live_changed(self, live: int) -> None:
+        super().live_changed(live)
+        self.thresholds = self._table.at(live)
+
+
+class _Barrier(Scheduler):
+    """A policy that waits until nothing runs and no request is on its way from model to model."""
+
+    def due(self, model: int) -> float | None:
+        return None
+
+    def ended(self, model: int) -> None:
+        super().ended(model)
+        self.on_change()
+
+    def arrived(self) -> None:
+        super().arrived()
+        if not self._in_transit:
+            self.on_change()
+
+    def _quiet(self) -> bool:
+        return not self._in_transit and not any(self._running)
+
+
+class StepSyncScheduler(_Barrier):
+    """A barrier after each step: all models with waiting requests launch together, and nobody launches
+    again until the slowest of them has finished."""
+
+    def __init__(self, queues: Sequence[DelayedBatchingQueue[Any]]) -> None:
+        super().__init__(queues)
+        self._round: set[int] = set()  # the models that have yet to launch in this round
+
+    def launches(self, model: int) -> bool:
+        self._round = {m for m in self._round if len(self._queues[m])}  # who waited there may have ended
+        if not self._round and self._quiet():
+            self._round = {m for m, queue in enumerate(self._queues) if len(queue)}
+        return model in self._round
+
+    def started(self, model: int) -> None:
+        super().started(model)
+        self._round.discard(model)
+
+
+class ModelSyncScheduler(_Barrier):
+    """One model at a time: it steps until every request has left it; then the one with the most waiting."""
+
+    def __init__(self, queues: Sequence[DelayedBatchingQueue[Any]]) -> None:
+        super().__init__(queues)
+        self._active = 0
+
+    def launches(self, model: int) -> bool:
+        if not self._quiet():
+            return False
+        if not len(self._queues[self._active]):
+            waiting = [len(queue) for queue in self._queues]
+            self._active = waiting.index(max(waiting))
+        return model == self._active and len(self._queues[model]) > 0
+
+
+def make_scheduler(
+    batching: BatchingConfig, queues: Sequence[DelayedBatchingQueue[Any]], thresholds: Thresholds
+) -> Scheduler:
+    """The scheduler of `batching.policy`. thresholds: B by the number of live requests."""
+    if batching.policy == "step_sync":
+        return StepSyncScheduler(queues)
+    if batching.policy == "model_sync":
+        return ModelSyncScheduler(queues)
+    return AsyncScheduler(queues, thresholds)
