@@ -13,8 +13,9 @@ the order of the deployment file.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict
@@ -75,21 +76,21 @@ class StepResult:
 
     logits_output: see `LogitsOutput`.
     next_token_ids: INT64 [n], the tokens just sampled, not yet committed.
-    positions: INT64 [n], the place of each sampled token in its sequence (prompt included, from 0).
+    places: n, the place of each sampled token in its sequence (prompt included, from 0).
     rids: n request numbers, unique while `token_router` lives.
     params: n parameter sets: the deployment's, with what that request overrides.
-    uniforms: FP64 [n], one draw from [0, 1) per row. It depends only on the request's seed, the position
-        and the model, so a request's draws are the same whatever else is served.
+    draw: one number from [0, 1) for a row. It depends only on the request's seed, the place and the model,
+        so a request's draws are the same whatever else is served. `uniforms` has those of all rows.
     fields: where `route` puts what `send` needs: fields[r]["name"] = a JSON value. It travels with the
         step's response to `RoutedRequest.fields`.
     """
 
     logits_output: LogitsOutput
     next_token_ids: torch.Tensor
-    positions: torch.Tensor
+    places: Sequence[int]
     rids: Sequence[int]
     params: Sequence[Any]
-    uniforms: torch.Tensor
+    draw: Callable[[int], float]
     fields: list[dict[str, Any]]
 
     @property
@@ -105,9 +106,27 @@ class StepResult:
         """FP32 [n, hidden size] or None; the paper's name for `logits_output.hidden_states`."""
         return self.logits_output.hidden_states
 
+    # Tensors are made when they are asked for: after a step's wait, each costs some 50 us on cold caches.
+
+    @cached_property
+    def positions(self) -> torch.Tensor:
+        """INT64 [n]: `places`."""
+        import torch
+
+        return torch.tensor(self.places)
+
+    @cached_property
+    def uniforms(self) -> torch.Tensor:
+        """FP64 [n]: `draw` of every row."""
+        import torch
+
+        return torch.tensor([self.draw(row) for row in range(len(self.rids))], dtype=torch.float64)
+
     def param(self, name: str) -> torch.Tensor:
         """The parameter `name` of every row, as FP64 [n]."""
-        return self.uniforms.new_tensor([getattr(p, name) for p in self.params])
+        import torch
+
+        return torch.tensor([getattr(p, name) for p in self.params], dtype=torch.float64)
 
 
 class RoutedRequest(Protocol):

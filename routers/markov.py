@@ -9,6 +9,7 @@ assumptions it meets exactly.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from typing import TYPE_CHECKING
 
 from pydantic import Field, model_validator
@@ -85,8 +86,10 @@ class MarkovRouter(BaseRouter[MarkovParams]):
             self._cumulative.append(total)
 
     def route(self, result: StepResult) -> torch.Tensor:
-        bounds = result.uniforms.new_tensor(self._cumulative)
-        return (result.uniforms[:, None] >= bounds).sum(-1)
+        import torch
+
+        draws = [result.draw(row) for row in range(len(result.rids))]
+        return torch.tensor([bisect_right(self._cumulative, draw) for draw in draws])
 
     def send(self, req: RoutedRequest) -> PeerReq:
         kept = req.output_ids if self._keep[req.destination] else req.output_ids[:-1]

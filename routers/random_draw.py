@@ -33,7 +33,9 @@ class RandomSLM(BaseRouter[RandomParams]):
     needs_logits = False
 
     def route(self, result: StepResult) -> torch.Tensor:
-        return (result.uniforms < result.param("p")).long()
+        import torch
+
+        return torch.tensor([int(result.draw(row) < params.p) for row, params in enumerate(result.params)])
 
     def send(self, req: RoutedRequest) -> PeerReq:
         return send_without_last(req)
@@ -45,7 +47,9 @@ class RandomLLM(BaseRouter[RandomParams]):
     needs_logits = False
 
     def route(self, result: StepResult) -> torch.Tensor:
-        return result.next_token_ids.new_ones(len(result.rids))
+        import torch
+
+        return torch.ones(len(result.rids), dtype=torch.int64)
 
 
 RANDOM = Algorithm(name="random", params=RandomParams, entry=RandomSLM, peer=RandomLLM)

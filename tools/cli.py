@@ -10,6 +10,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from python_backends.llm.catalog import WeightsError
+from tools.commands.variadic import NumbersCommand
 from tools.errors import UserError
 from tools.models.cli import app as models_app
 
@@ -28,6 +29,15 @@ Config = Annotated[
     str | None,
     typer.Argument(help="A deployment's YAML file, or the name of a shipped one.", show_default="default"),
 ]
+
+ProfileFile = Annotated[Path | None, typer.Argument(help="What `tokenrouter profile` wrote.", show_default="none")]
+Algorithm = Annotated[str | None, typer.Option(help="Instead of a profile: a routing algorithm, with its rates.")]
+RateP = Annotated[float | None, typer.Option("--p", help="Its share of the SLM's steps that go to the LLM.")]
+RateQ = Annotated[float | None, typer.Option("--q", help="rstitch: share of the LLM's steps that go back.")]
+Weights = Annotated[list[float] | None, typer.Option(help="me: the weight of each model.")]
+MatrixP = Annotated[str | None, typer.Option(help="Instead: P as JSON, a row for each model.")]
+MatrixC = Annotated[str | None, typer.Option(help="With --matrix-p: C as JSON.")]
+LatencyMs = Annotated[list[float] | None, typer.Option(help="With --algorithm: the step time of each model.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -106,6 +116,119 @@ def chat(
     from tools.chat import chat
 
     chat(_path(config), url, max_tokens)
+
+
+@app.command(cls=NumbersCommand)
+def simulate(
+    profile: ProfileFile = None,
+    algorithm: Algorithm = None,
+    p: RateP = None,
+    q: RateQ = None,
+    weights: Weights = None,
+    matrix_p: MatrixP = None,
+    matrix_c: MatrixC = None,
+    latency_ms: LatencyMs = None,
+    concurrency: Annotated[
+        int | None, typer.Option(help="Clients that each send the next request at once.", show_default="4")
+    ] = None,
+    rate: Annotated[float | None, typer.Option(help="Instead: requests/s of a Poisson stream.")] = None,
+    policy: Annotated[str, typer.Option(help="async, step_sync, model_sync, or all.")] = "all",
+    threshold: Annotated[
+        list[int] | None, typer.Option(help="B of each model.", show_default="the Markov model's best")
+    ] = None,
+    tokens: Annotated[
+        float | None, typer.Option(help="Tokens of a request, the mean of a geometric length.", show_default="endless")
+    ] = None,
+    prompt_tokens: Annotated[int, typer.Option(help="Of every request; cost what the profile says.")] = 0,
+    max_live: Annotated[int | None, typer.Option(help="Most requests generating at once.")] = None,
+    max_wait_ms: Annotated[
+        float | None, typer.Option(help="Longest wait for a batch to fill.", show_default="for ever")
+    ] = None,
+    resume: Annotated[bool, typer.Option(help="Models keep the KV of requests that are away.")] = True,
+    duration: Annotated[float, typer.Option(help="Simulated seconds.")] = 600.0,
+    seed: Annotated[int, typer.Option(help="Of all randomness.")] = 0,
+    trace: Annotated[Path | None, typer.Option(help="Write 5 s of the last policy, for ui.perfetto.dev.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Write a chart (.png, .svg, .pdf).")] = None,
+) -> None:
+    """What each scheduling policy makes of a deployment's traffic, by simulation."""
+    from tools.commands.profile_options import ProfileOptions
+    from tools.commands.simulate import SimulateOptions, simulate
+    from tools.commands.threshold import given_profile
+
+    options = SimulateOptions(
+        policy=policy,
+        threshold=threshold or (),
+        concurrency=4 if concurrency is None and rate is None else concurrency,
+        rate=rate,
+        max_live=max_live,
+        tokens=tokens,
+        prompt_tokens=prompt_tokens,
+        resume=resume,
+        max_wait_ms=max_wait_ms,
+        duration=duration,
+        seed=seed,
+    )
+    rest = ProfileOptions(profile, algorithm, p, q, weights, latency_ms)
+    simulate(given_profile(rest, matrix_p, matrix_c), options, as_json=as_json, trace=trace, plot=plot)
+
+
+@app.command(cls=NumbersCommand)
+def threshold(
+    profile: ProfileFile = None,
+    server: Annotated[
+        str | None,
+        typer.Option(help="Instead: what a running server has measured: auto, its pid or its run directory."),
+    ] = None,
+    algorithm: Algorithm = None,
+    p: RateP = None,
+    q: RateQ = None,
+    weights: Weights = None,
+    matrix_p: MatrixP = None,
+    matrix_c: MatrixC = None,
+    latency_ms: LatencyMs = None,
+    concurrency: Annotated[
+        list[int] | None, typer.Option(help="Live requests, one number or several.", show_default="4")
+    ] = None,
+    delta_ms: Annotated[float, typer.Option(help="The grid of the step times.")] = 0.1,
+    method: Annotated[str, typer.Option(help="auto, exact, or sampled.")] = "auto",
+    seed: Annotated[int, typer.Option(help="Of what is sampled.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Write a chart (.png, .svg, .pdf).")] = None,
+) -> None:
+    """The best delayed-batching thresholds B for a deployment's traffic, by the Markov model."""
+    from tools.commands.measured import server_profile
+    from tools.commands.profile_options import ProfileOptions
+    from tools.commands.threshold import ThresholdOptions, given_profile, threshold
+
+    options = ThresholdOptions(concurrency or (4,), delta_ms, method, seed)
+    rest = ProfileOptions(profile, algorithm, p, q, weights, latency_ms)
+    given = given_profile(rest, matrix_p, matrix_c) if server is None else server_profile(server, rest, matrix_p)
+    threshold(given, options, as_json=as_json, plot=plot)
+
+
+@app.command(cls=NumbersCommand)
+def profile(
+    config: Config = None,
+    output: Annotated[Path, typer.Option(help="The file to write.")] = Path("profile.json"),
+    server: Annotated[
+        str | None,
+        typer.Option(help="Measure a running server with the B that it has: auto, a pid or a run directory."),
+    ] = None,
+    concurrency: Annotated[
+        list[int] | None, typer.Option(help="Requests at once, in turn.", show_default="1 2 4 ...")
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="Of each of them.")] = 5.0,
+    prompts: Annotated[
+        Path | None, typer.Option(help="A file with a prompt on each line.", show_default="some of our own")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 256,
+    seed: Annotated[int, typer.Option(help="Of the prompts' order and of the requests.")] = 0,
+) -> None:
+    """Measure a deployment's routing and step times, for `threshold` and `simulate`."""
+    from tools.commands.profile import MeasureOptions, profile
+
+    profile(config, output, MeasureOptions(server, concurrency, seconds, prompts, max_tokens, seed))
 
 
 def _path(config: str | None) -> Path | None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The supervisor's end of the control socket that `token_router` opens in the run directory.
 
-One JSON object a line, both ways: {"op": "status" | "drain" | "abort", ...} -> {"ok": true, ...}.
+One JSON object a line, both ways: {"op": "status" | "traffic" | "drain" | "abort", ...} -> {"ok": true, ...}.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ class RouterStatus:
     """state: starting, serving or draining. live: requests generating. queued: waiting for admission.
 
     models: by name what token_router knows of each, its "state" among it.
+    controller: what `batching: auto` believes and has chosen; None where it isn't on.
     """
 
     state: str
     live: int
     queued: int
     models: dict[str, dict[str, Any]] = field(default_factory=dict)
+    controller: dict[str, Any] | None = None
 
     @property
     def unfinished(self) -> int:
@@ -52,9 +54,15 @@ class ControlClient:
         """Raises ControlError when there is no answer."""
         answer = self._ask({"op": "status"})
         try:
-            return RouterStatus(answer["state"], answer["live"], answer["queued"], answer["models"])
+            return RouterStatus(
+                answer["state"], answer["live"], answer["queued"], answer["models"], answer.get("controller")
+            )
         except KeyError as error:
             raise ControlError(f"token_router's status lacks {error}") from error
+
+    def traffic(self) -> dict[str, Any]:
+        """What token_router has measured of the traffic: its `Runtime.measured`. Raises ControlError."""
+        return self._ask({"op": "traffic"})
 
     def drain(self) -> None:
         """Refuse new requests from now on. Raises ControlError."""

@@ -19,7 +19,7 @@ from tools.models import fetch
 from tools.signals import on_signals
 from tools.supervisor import RunningServer, running_server
 
-__all__ = ["own_server"]
+__all__ = ["own_server", "own_server_of"]
 
 _LEAVING = (signal.SIGTERM, signal.SIGHUP)
 
@@ -34,6 +34,13 @@ def own_server(config: Path | str | None, console: Console) -> Iterator[RunningS
     deployment = load_deployment(config)
     if deployment.tokenizer is None:
         raise UserError(f"{config or 'default'}: tokenizer: is null; who asks in words needs one")
+    with own_server_of(deployment, console) as server:
+        yield server
+
+
+@contextmanager
+def own_server_of(deployment: Deployment, console: Console) -> Iterator[RunningServer]:
+    """The same for a deployment that is there already, which may do without a tokenizer."""
     for model in deployment.models:
         if isinstance(model.engine, LlamaCppConfig) and model.engine.weights in CATALOG:
             fetch(model.engine.weights)

@@ -43,6 +43,12 @@ class RunDirectory:
         run._hold()
         return run
 
+    @classmethod
+    def running(cls) -> list[RunDirectory]:
+        """This user's runs whose processes are there, of other supervisors too."""
+        runs = [cls(path) for path in sorted(Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"))]
+        return [run for run in runs if run._is_mine() and not run._is_abandoned() and run.processes()]
+
     @property
     def shm_prefix(self) -> str:
         """What the names of the run's shared-memory regions begin with."""
@@ -80,11 +86,17 @@ class RunDirectory:
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         unlocked.rename(self.path / _LOCK)
 
-    def _is_abandoned(self) -> bool:
-        """Whether the folder is ours and the process that made it is gone."""
+    def _is_mine(self) -> bool:
         try:
-            if self.path.stat().st_uid != os.getuid():
-                return False
+            return self.path.stat().st_uid == os.getuid()
+        except OSError:  # removed just now
+            return False
+
+    def _is_abandoned(self) -> bool:
+        """Whether the folder is this user's and the process that made it is gone."""
+        if not self._is_mine():
+            return False
+        try:
             with (self.path / _LOCK).open() as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:  # held; or being made or removed just now

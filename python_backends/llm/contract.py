@@ -83,8 +83,9 @@ class StepRequest:
     steps: the sessions of this step, each at most once; may be empty.
     opens: the sessions among them that this LLM sees for the first time.
     free: sessions to forget; freed before anything else. Unknown ones are ignored.
-    max_steps: how many tokens each session may get in this call (run-ahead). The LLM stops after the
-        first step in which a session leaves, ends or reaches its limit, or has nothing sampled.
+    max_steps: how many tokens each session may get in this call (run-ahead). The LLM stops after the first
+        step in which a session ends, fails, or has nothing sampled.
+    max_leaves: how many sessions may leave before it stops too: the others go on without them.
     hello: asks for `StepResponse.facts`; frees every session first. A router says it when it starts.
     """
 
@@ -92,6 +93,7 @@ class StepRequest:
     opens: list[SessionOpen] = field(default_factory=list)
     free: list[int] = field(default_factory=list)
     max_steps: int = 1
+    max_leaves: int = 0
     hello: bool = False
 
 

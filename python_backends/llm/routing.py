@@ -59,9 +59,9 @@ def _row(step: StepResult, r: int) -> StepResult:
     return StepResult(
         logits_output=LogitsOutput(None if logits is None else logits[one], None if hidden is None else hidden[one]),
         next_token_ids=step.next_token_ids[one],
-        positions=step.positions[one],
+        places=step.places[one],
         rids=step.rids[one],
         params=step.params[one],
-        uniforms=step.uniforms[one],
+        draw=lambda _: step.draw(r),
         fields=[{}],
     )

@@ -126,15 +126,16 @@ class LLMRunner:
         call = _CallClock()
         batch = [step for step in request.steps if self._known(step, progress)]
         max_steps = request.max_steps if len(batch) == len(request.steps) else 1
+        may_leave = request.max_leaves
         while batch:
             self._append(batch)
             output = self._forward(batch, progress, call)
-            if not self._finish_step(batch, output, progress) or call.steps >= max_steps:
+            goes_on = self._finish_step(batch, output, progress)
+            stay = [s.session for s in batch if progress[s.session].destination == 0]
+            may_leave -= len(batch) - len(stay)
+            if not goes_on or may_leave < 0 or call.steps >= max_steps:
                 break
-            batch = [
-                SessionStep(s.session, len(self._sessions[s.session].tokens), progress[s.session].token_ids[-1:])
-                for s in batch
-            ]
+            batch = [SessionStep(s, len(self._sessions[s].tokens), progress[s].token_ids[-1:]) for s in stay]
         stats = StepStats(
             compute_ms=(time.perf_counter() - began_s) * 1000,
             engine_ms=call.engine_s * 1000,
@@ -189,7 +190,8 @@ class LLMRunner:
         return output
 
     def _finish_step(self, batch: Sequence[SessionStep], output: EngineOutput, progress: dict[int, _Progress]) -> bool:
-        """Sample and route what the engine gave. Returns whether every session of the batch can go on."""
+        """Sample and route what the engine gave. Returns whether run-ahead may go on: nobody has ended or
+        failed, everybody has a new token."""
         sampled = self._sample(output)
         for r, message in sampled.errors.items():
             progress[output.sessions[r]].error = message
@@ -205,7 +207,7 @@ class LLMRunner:
             mine.token_ids.append(tokens[i])
             mine.logprobs.append(sampled.logprobs[good[i]])
             mine.destination, mine.fields, mine.error = destinations[i], step.fields[i], errors.get(i)
-            goes_on &= mine.destination == 0 and mine.error is None and not self._ends(session, tokens[i])
+            goes_on &= mine.error is None and not self._ends(session, tokens[i])
         return goes_on
 
     def _ends(self, session: int, token: int) -> bool:
@@ -225,22 +227,18 @@ class LLMRunner:
         """What `route` gets: these rows of the output."""
         sessions = [output.sessions[r] for r in rows]
         held = [self._sessions[s] for s in sessions]
-        positions = [len(h.tokens) for h in held]
+        places = [len(h.tokens) for h in held]
         logits, hidden, token_ids = output.logits, output.hidden_states, sampled.token_ids
         if len(rows) < len(output.sessions):
             token_ids = token_ids[rows]
             logits = None if logits is None else logits[rows]
             hidden = None if hidden is None else hidden[rows]
-        draws = [
-            uniform(h.opened.sampling.seed, position, self._routing_stream)
-            for h, position in zip(held, positions, strict=True)
-        ]
         return StepResult(
             logits_output=LogitsOutput(logits, hidden),
             next_token_ids=token_ids,
-            positions=torch.tensor(positions),
+            places=places,
             rids=sessions,
             params=[h.router_params for h in held],
-            uniforms=torch.tensor(draws, dtype=torch.float64),
+            draw=lambda row: uniform(held[row].opened.sampling.seed, places[row], self._routing_stream),
             fields=[{} for _ in rows],
         )

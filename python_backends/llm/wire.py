@@ -25,7 +25,7 @@ one vector: a header of counts, then the parts in order.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, astuple
+from dataclasses import asdict
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -59,8 +59,8 @@ REQUEST_TENSOR = "request"
 RESPONSE_TENSOR = "response"
 WIRE_TYPE = ("TYPE_INT32", (-1,))  # of both, as config.pbtxt declares them
 
-_VERSION = 1
-_REQUEST_HEADER = 6
+_VERSION = 2
+_REQUEST_HEADER = 7
 _RESPONSE_HEADER = 4
 _STATS_INTS = 10  # five FP64
 
@@ -75,7 +75,8 @@ def encode_request(request: StepRequest) -> Wire:
         control["hello"] = True
     text = _text(control)
     tokens = [t for s in request.steps for t in s.token_ids]
-    numbers = [_VERSION, request.max_steps, len(request.steps), len(request.free), len(tokens), len(text)]
+    numbers = [_VERSION, request.max_steps, request.max_leaves]
+    numbers += (len(request.steps), len(request.free), len(tokens), len(text))
     for s in request.steps:
         numbers += (s.session, s.start, len(s.token_ids), s.sample)
     numbers += request.free
@@ -86,9 +87,11 @@ def encode_request(request: StepRequest) -> Wire:
 def decode_request(wire: Wire) -> StepRequest:
     """The inverse of `encode_request`. Raises ValueError when the vector contradicts itself."""
     values = wire.tolist()
-    max_steps, n, frees, tokens, text = _header(values, _REQUEST_HEADER)
+    max_steps, max_leaves, n, frees, tokens, text = _header(values, _REQUEST_HEADER)
     if max_steps < 1:
         raise ValueError(f"max_steps: {max_steps}; allowed: 1 or more")
+    if max_leaves < 0:
+        raise ValueError(f"max_leaves: {max_leaves}; allowed: 0 or more")
     at_free = _REQUEST_HEADER + 4 * n
     at_tokens = at_free + frees
     at_text = at_tokens + tokens
@@ -102,7 +105,7 @@ def decode_request(wire: Wire) -> StepRequest:
         raise ValueError(f"tokens: there are {tokens}; the sessions count {at - at_tokens}")
     control = _json(wire[at_text:], text)
     opens = [SessionOpen(**{**o, "sampling": SamplingParams(**o["sampling"])}) for o in control.get("opens", ())]
-    return StepRequest(steps, opens, values[at_free:at_tokens], max_steps, control.get("hello", False))
+    return StepRequest(steps, opens, values[at_free:at_tokens], max_steps, max_leaves, control.get("hello", False))
 
 
 def encode_response(response: StepResponse) -> Wire:
@@ -125,7 +128,7 @@ def encode_response(response: StepResponse) -> Wire:
         (
             np.array(numbers, dtype=np.int32),
             np.array([p for r in results for p in r.logprobs], dtype=np.float32).view(np.int32),
-            np.array(astuple(response.stats), dtype=np.float64).view(np.int32),
+            np.array(tuple(vars(response.stats).values()), dtype=np.float64).view(np.int32),
             _padded(text),
         )
     )

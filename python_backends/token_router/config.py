@@ -25,12 +25,19 @@ class BatchingConfig(_Config):
         models, a list with one number for each, or a table from the number of live requests N to such a
         list (the entry with the largest N that isn't above the present one applies; B = 1 below the first).
         A B that could leave every model waiting (sum of B_i - 1 >= N) is lowered to one that can't.
+        auto = B by N follows the traffic: the Markov model solved for what is measured (docs/auto.md). In YAML
+        `batching: auto` is short for it.
     """
 
     policy: Literal["async", "step_sync", "model_sync"] = "async"
-    threshold: PositiveInt | list[PositiveInt] | dict[PositiveInt, list[PositiveInt]] = 1
+    threshold: PositiveInt | Literal["auto"] | list[PositiveInt] | dict[PositiveInt, list[PositiveInt]] = 1
     max_wait_ms: PositiveFloat = Field(50.0, description="a request waits no longer than this for a batch to fill")
-    run_ahead: PositiveInt = Field(1, description="tokens of a call while no request can come back to join it")
+    run_ahead: PositiveInt = Field(1, description="tokens of a call while no request can come to join it")
+    hold: bool = Field(
+        False,
+        description="a batch that could launch waits for requests that are about to come from another model,"
+        " when that saves more waiting than it costs",
+    )
     llm_prefill: Literal["eager", "lazy"] = Field(
         "eager",
         description="eager: the peers prefill the prompt when a request is admitted; lazy: at the first handoff",
@@ -40,6 +47,13 @@ class BatchingConfig(_Config):
         description="a model keeps the KV of a request that is away; false: it frees it, and prefills all again"
         " when the request comes back, as standard serving does",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, value: object) -> object:
+        if isinstance(value, str) and value != "auto":
+            raise ValueError("must be auto, or a section")
+        return {"threshold": "auto"} if value == "auto" else value
 
     @field_validator("threshold")
     @classmethod
@@ -51,9 +65,11 @@ class BatchingConfig(_Config):
     @model_validator(mode="after")
     def _policy_uses(self) -> BatchingConfig:
         if self.policy != "async":
-            for name in ("threshold", "max_wait_ms"):
+            for name in ("threshold", "max_wait_ms", "hold"):
                 if name in self.model_fields_set and getattr(self, name) != type(self).model_fields[name].default:
                     raise ValueError(f"{name}: has no meaning with policy {self.policy}; allowed with policy async")
+        if self.threshold == "auto" and not self.resume:
+            raise ValueError("threshold: auto needs resume: true; what it solves has no steps that prefill all again")
         return self
 
 

@@ -2,6 +2,7 @@
 """The supervisor's way in: a Unix socket in the run directory, one JSON object a line.
 
 {"op": "status"}                  -> Runtime.status()
+{"op": "traffic"}                 -> Runtime.measured()
 {"op": "drain"}                   -> {"ok": true}; new requests are refused from now on
 {"op": "abort", "reason": "..."}  -> {"ok": true}; every request ends as UNAVAILABLE
 
@@ -47,13 +48,15 @@ def _answer(runtime: Runtime, line: bytes) -> dict[str, Any]:
         message = json.loads(line)
         op = message["op"]
     except (ValueError, KeyError, TypeError, RecursionError):
-        return {"ok": False, "error": 'expected a JSON object with "op": status, drain or abort'}
+        return {"ok": False, "error": 'expected a JSON object with "op": status, traffic, drain or abort'}
     if op == "status":
         return {"ok": True, **runtime.status()}
+    if op == "traffic":
+        return {"ok": True, **runtime.measured()}
     if op == "drain":
         runtime.drain()
         return {"ok": True}
     if op == "abort":
         runtime.abort(str(message.get("reason", "aborted")))
         return {"ok": True}
-    return {"ok": False, "error": f"op: {op!r}; allowed: status, drain, abort"}
+    return {"ok": False, "error": f"op: {op!r}; allowed: status, traffic, drain, abort"}

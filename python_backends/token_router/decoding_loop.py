@@ -7,16 +7,19 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
+from collections import Counter
 from typing import Protocol
 
 from python_backends.llm.contract import LLMFacts, SessionResult, SessionStep, StepRequest, StepStats
-from python_backends.token_router.config import BatchingConfig
 from python_backends.token_router.delayed_batching import DelayedBatchingQueue
 from python_backends.token_router.errors import RequestFailed, TokenRouterError, Unavailable
+from python_backends.token_router.foresight import Allowance, Foresight
 from python_backends.token_router.llm_client import LLMClient
 from python_backends.token_router.request import Request, Session, SessionState
 from python_backends.token_router.scheduling import Scheduler
 from python_backends.token_router.step_clock import StepClock
+from python_backends.token_router.threshold.traffic import Traffic
+from routers import peer_to_model
 
 __all__ = ["DecodingLoop", "LLMState", "Outcomes"]
 
@@ -53,7 +56,7 @@ class DecodingLoop:
     """One LLM's loop.
 
     llm: the way to the LLM, model number `model`. queue: of the sessions that wait for it. scheduler: says
-    when it launches; the same for all loops.
+    when it launches; traffic: learns what the steps do; both are the same for all loops.
     """
 
     def __init__(
@@ -62,18 +65,20 @@ class DecodingLoop:
         llm: LLMClient,
         queue: DelayedBatchingQueue[Session],
         scheduler: Scheduler,
-        batching: BatchingConfig,
+        traffic: Traffic,
+        foresight: Foresight,
         outcomes: Outcomes,
     ) -> None:
         self.llm = llm
         self.queue = queue
         self._model = model
         self._scheduler = scheduler
+        self._traffic = traffic
         self.state = LLMState.STARTING
         self.facts: LLMFacts | None = None
         self.stats = StepStats()
         self.clock = StepClock(asyncio.get_running_loop().time)
-        self._run_ahead = batching.run_ahead
+        self._foresight = foresight
         self._outcomes = outcomes
         self._held: set[Session] = set()  # sessions that the LLM has been told of
         self._frees: list[int] = []
@@ -112,7 +117,8 @@ class DecodingLoop:
         await self._until_up()
         while True:
             try:
-                await self._step(await self._next_batch())
+                batch = await self._next_batch()
+                await (self._step(batch) if batch else self._free())
             except Unavailable as error:
                 await self._recover(error)
 
@@ -121,17 +127,19 @@ class DecodingLoop:
         while True:
             if self.llm.lost:
                 raise Unavailable(f"model '{self.llm.name}' went down: its process has ended")
+            due = self._scheduler.due(self._model)
             if self._scheduler.launches(self._model):
-                return self.queue.take(self._chunk)
-            if self._frees:
+                due = None if self.queue.urgent else self._foresight.holds_until(self._model, len(self.queue))
+                if due is None:
+                    return self.queue.take(self._chunk)
+            elif self._frees:
                 return []
-            await self._woken()
+            await self._woken(due)
 
-    async def _woken(self) -> None:
-        """Until something changed that may release a batch."""
+    async def _woken(self, due: float | None) -> None:
+        """Until something changed that may release a batch; at the latest at `due`, event-loop seconds."""
         self._wake.clear()
         self.clock.idle()
-        due = self._scheduler.due(self._model)
         timer = None if due is None else asyncio.get_running_loop().call_at(due, self._wake.set)
         await self._wake.wait()
         if timer is not None:
@@ -143,17 +151,27 @@ class DecodingLoop:
             await self._call(batch)
         finally:
             self._scheduler.ended(self._model)
+            self._foresight.failed(self._model)
+
+    async def _free(self) -> None:
+        """Nobody is stepped: tell the LLM what to forget."""
+        frees, self._frees = self._frees, []
+        try:
+            self.stats = (await self.llm.step(StepRequest(free=frees))).stats
+        except RequestFailed:
+            self._frees += frees
 
     async def _call(self, batch: list[Session]) -> None:
         steps = [session.next_step(self._chunk) for session in batch]
         opens = [session.opening() for session in batch if session not in self._held]
         frees, self._frees = self._frees, []
-        # Run ahead only while no request can come back to join: all of them are in this batch.
-        alone = len(batch) == self._scheduler.live and all(step.sample for step in steps)
         self._held.update(batch)
         for session in batch:
             session.state = SessionState.RUNNING
-        request = StepRequest(steps, opens, frees, max_steps=self._run_ahead if alone else 1)
+        allowed = self._foresight.allows(self._model, batch) if all(s.sample for s in steps) else Allowance()
+        request = StepRequest(steps, opens, frees, allowed.max_steps, allowed.max_leaves)
+        self._foresight.launched(self._model, len(batch))
+        self._traffic.launched(self._model)
         try:
             response = await self.llm.step(request)
         except RequestFailed as error:
@@ -163,6 +181,16 @@ class DecodingLoop:
             return
         self.stats = response.stats
         self.clock.called(response.stats)
+        left = Counter(peer_to_model(self._model, r.destination) for r in response.results if r.destination)
+        self._foresight.ended(self._model, response.stats.steps, response.stats.compute_ms / 1000, left)
+        self._traffic.called(
+            self._model,
+            session_steps=sum(len(result.token_ids) or 1 for result in response.results),
+            more_tokens=sum(len(step.token_ids) - 1 for step in steps),
+            ms=response.stats.compute_ms,
+            steps=response.stats.steps,
+            prefilled=any(session.urgent for session in batch),
+        )
         for session, step, result in zip(batch, steps, response.results, strict=True):
             self._settle(session, step, result)
 
@@ -180,11 +208,13 @@ class DecodingLoop:
             else:
                 session.state = SessionState.PENDING
         elif result.destination == 0:
+            self._traffic.stayed(self._model, session.rid, len(result.token_ids))
             if not self._outcomes.commit(session):
                 self.add(session)
         else:
             session.state = SessionState.PENDING
             session.here = False
+            self._traffic.stayed(self._model, session.rid, len(result.token_ids) - 1)  # those before, run ahead
             self._outcomes.handoff(session)
 
     def _forget(self, session: Session) -> None:

@@ -13,7 +13,7 @@ from typing import Generic, Protocol, TypeVar
 
 from python_backends.token_router.config import BatchingConfig
 
-__all__ = ["DelayedBatchingQueue", "Thresholds", "Waiter", "feasible"]
+__all__ = ["DelayedBatchingQueue", "ThresholdTable", "Thresholds", "Waiter", "feasible"]
 
 
 def feasible(thresholds: tuple[int, ...], live: int) -> tuple[int, ...]:
@@ -28,8 +28,15 @@ def feasible(thresholds: tuple[int, ...], live: int) -> tuple[int, ...]:
     return tuple(lowered)
 
 
+class ThresholdTable(Protocol):
+    """B by the number of live requests."""
+
+    def at(self, live: int) -> tuple[int, ...]:
+        """B of every model; feasible."""
+
+
 class Thresholds:
-    """B of every model for a number of live requests, as `batching.threshold` gives it.
+    """B of every model for a number of live requests, as `batching.threshold` gives it; 1 where that is auto.
 
     Raises ValueError when a list has not one entry for each model.
     """
@@ -39,7 +46,8 @@ class Thresholds:
         if isinstance(given, dict):
             self._table = {n: tuple(row) for n, row in sorted(given.items())}
         else:
-            self._table = {0: tuple(given) if isinstance(given, list) else (given,) * models}
+            row = tuple(given) if isinstance(given, list) else (1 if given == "auto" else given,) * models
+            self._table = {0: row}
         for n, row in self._table.items():
             if len(row) != models:
                 where = f"threshold[{n}]" if isinstance(given, dict) else "threshold"
@@ -93,6 +101,11 @@ class DelayedBatchingQueue(Generic[W]):
     def __len__(self) -> int:
         """How many wait."""
         return len(self._waiting)
+
+    @property
+    def urgent(self) -> bool:
+        """Whether one of them must not wait."""
+        return self._urgent > 0
 
     def put(self, session: W, urgent: bool = False) -> None:
         """Called once for each time a session becomes WAITING. urgent: it must not wait, whatever it is."""

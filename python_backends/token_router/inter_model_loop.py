@@ -15,6 +15,7 @@ from python_backends.token_router.decoding_loop import DecodingLoop
 from python_backends.token_router.errors import RequestFailed, TokenRouterError
 from python_backends.token_router.request import Request, Session, SessionState
 from python_backends.token_router.scheduling import Scheduler
+from python_backends.token_router.threshold.traffic import Traffic
 from routers import BaseRouter, model_to_peer, peer_to_model
 
 __all__ = ["InterModelLoop"]
@@ -23,7 +24,7 @@ __all__ = ["InterModelLoop"]
 class InterModelLoop:
     """The way between the models.
 
-    loops, routers: by model number. scheduler: of all models.
+    loops, routers: by model number. scheduler, traffic: of all models.
     commit: makes every token that a session knows final; true = that ended the request.
     fail: ends a request with an error.
     """
@@ -33,6 +34,7 @@ class InterModelLoop:
         loops: Sequence[DecodingLoop],
         routers: Sequence[BaseRouter[Any]],
         scheduler: Scheduler,
+        traffic: Traffic,
         batching: BatchingConfig,
         commit: Callable[[Session], bool],
         fail: Callable[[Request, TokenRouterError], None],
@@ -40,6 +42,7 @@ class InterModelLoop:
         self._loops = loops
         self._routers = routers
         self._scheduler = scheduler
+        self._traffic = traffic
         self._eager = batching.llm_prefill == "eager"
         self._resume = batching.resume
         self._commit = commit
@@ -63,20 +66,22 @@ class InterModelLoop:
         """The request has ended: no model keeps anything of it."""
         for session in request.sessions:
             self._loops[session.model].drop(session)
+        self._traffic.finished(request.rid)
         self._live_changed(self.live - 1)
 
     def handoff(self, session: Session) -> None:
         """The request leaves `session` for its peer number `session.destination`."""
-        self._scheduler.departed()
+        self._scheduler.departed(_goes_to(session))
         self._outbound.put_nowait(session)
 
     async def run(self) -> None:
         """Runs until it is cancelled."""
         while True:
             session = await self._outbound.get()
+            to = _goes_to(session)
             if not session.request.ended:
                 self._carry(session)
-            self._scheduler.arrived()
+            self._scheduler.arrived(to)
 
     def _live_changed(self, live: int) -> None:
         self.live = live
@@ -87,7 +92,8 @@ class InterModelLoop:
     def _carry(self, source: Session) -> None:
         """One handoff: send, receive, commit what was kept, wake the request at its new model."""
         request = source.request
-        target = request.sessions[peer_to_model(source.model, source.destination)]
+        target = request.sessions[_goes_to(source)]
+        ran_ahead = source.length - 1  # with the tokens of this call before the one that leaves
         try:
             start, accepted = self._exchange(source, target)
         except Exception as error:  # an algorithm is a user's code: what it raises ends this request only
@@ -100,6 +106,7 @@ class InterModelLoop:
         source.peer_locs[source.destination] = target.length
         target.peer_locs[model_to_peer(target.model, source.model)] = source.length
         request.idle_handoffs += 1
+        self._traffic.left(source.model, source.rid, target.model, max(0, source.length - ran_ahead))
         if source.length > request.committed and self._commit(source):
             return
         if request.idle_handoffs > 2 * len(self._loops):
@@ -150,3 +157,8 @@ class InterModelLoop:
         if facts is None or not 0 <= token < facts.vocab_size:
             raise ValueError(f"token_ids: {token} is not in the vocabulary of '{self._name(target)}'")
         return int(token)
+
+
+def _goes_to(session: Session) -> int:
+    """The number of the model that a session which leaves goes to."""
+    return peer_to_model(session.model, session.destination)

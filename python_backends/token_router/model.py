@@ -23,6 +23,8 @@ from python_backends.token_router.config import RuntimeConfig
 from python_backends.token_router.control import serve_control
 from python_backends.token_router.errors import InvalidRequest, RequestFailed, TokenRouterError
 from python_backends.token_router.llm_client import ThreadedLLMClient
+from python_backends.token_router.metrics import MetricsBook
+from python_backends.token_router.metrics_thread import MetricsThread
 from python_backends.token_router.public import INPUTS, REFUSED_INPUTS
 from python_backends.token_router.response_thread import ResponseThread, TritonStream
 from python_backends.token_router.runtime import Runtime
@@ -33,6 +35,7 @@ __all__ = ["TritonPythonModel"]
 _RUN_DIR_VARIABLE = "TOKENROUTER_RUN_DIR"
 _MEET_TIMEOUT_S = 30.0
 _LAST_ANSWERS_S = 5.0
+_METRICS_S = 1.0
 
 
 class TritonPythonModel:
@@ -134,10 +137,24 @@ class TritonPythonModel:
         started.set()
         try:
             await self._first_request.wait()
-            await self._runtime.run()
+            metrics = asyncio.create_task(self._tell_metrics())
+            try:
+                await self._runtime.run()
+            finally:
+                metrics.cancel()
         finally:
             if control is not None:
                 control.close()
+
+    async def _tell_metrics(self) -> None:
+        """From the first request on: before, Triton may still be loading this model."""
+        thread, book = MetricsThread(), MetricsBook()
+        try:
+            while True:
+                thread.tell(book.updates(self._runtime.readings()))
+                await asyncio.sleep(_METRICS_S)
+        finally:
+            thread.close()
 
 
 def _inputs(request: Any, context_tokens: int) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from python_backends.token_router.client_loop import ClientLoop
@@ -13,12 +14,18 @@ from python_backends.token_router.config import RuntimeConfig
 from python_backends.token_router.decoding_loop import DecodingLoop, LLMState
 from python_backends.token_router.delayed_batching import DelayedBatchingQueue, Thresholds
 from python_backends.token_router.errors import TokenRouterError, Unavailable
+from python_backends.token_router.foresight import Foresight
 from python_backends.token_router.intake import Intake, Served
 from python_backends.token_router.inter_model_loop import InterModelLoop
 from python_backends.token_router.llm_client import LLMClient
+from python_backends.token_router.metrics import ModelReadings, Readings
 from python_backends.token_router.request import Request, Session, SessionState
 from python_backends.token_router.responses import ResponseStream
-from python_backends.token_router.scheduling import make_scheduler
+from python_backends.token_router.scheduling import AsyncScheduler, make_scheduler
+from python_backends.token_router.threshold.auto import AutoBatching
+from python_backends.token_router.threshold.controller import ThresholdController
+from python_backends.token_router.threshold.solver_process import Solver, SolverProcess
+from python_backends.token_router.threshold.traffic import Traffic
 from python_backends.token_router.tokenizer import Tokenizer
 
 __all__ = ["Runtime"]
@@ -28,12 +35,19 @@ class Runtime:
     """All loops of one deployment.
 
     llms: the way to each model, in the order of config.models. tokenizer: of all of them; None = ids only.
+    solver: what `batching: auto` asks; None = a process of its own.
 
     Made in the event loop's thread. Raises ValueError when the router or the thresholds don't fit the
     number of models.
     """
 
-    def __init__(self, config: RuntimeConfig, llms: Sequence[LLMClient], tokenizer: Tokenizer | None) -> None:
+    def __init__(
+        self,
+        config: RuntimeConfig,
+        llms: Sequence[LLMClient],
+        tokenizer: Tokenizer | None,
+        solver: Solver | None = None,
+    ) -> None:
         clock = asyncio.get_running_loop().time
         batching, limits = config.batching, config.limits
         self._max_live = limits.max_live
@@ -42,10 +56,18 @@ class Runtime:
         self.served: Served | None = None
         self.up = asyncio.Event()  # set once every model has answered
         queues = [DelayedBatchingQueue[Session](clock, batching.max_wait_ms / 1000) for _ in llms]
-        self._scheduler = make_scheduler(batching, queues, Thresholds(batching, len(llms)))
+        controller = ThresholdController(len(llms)) if batching.threshold == "auto" else None
+        self._scheduler = make_scheduler(batching, queues, controller or Thresholds(batching, len(llms)))
         self._scheduler.on_change = self._wake_all
+        self._traffic = Traffic(config.models, clock)
+        self._auto: AutoBatching | None = None
+        if controller is not None and isinstance(self._scheduler, AsyncScheduler):
+            changed = partial(self._scheduler.use, controller)
+            self._auto = AutoBatching(self._traffic, controller, solver or SolverProcess(), limits.max_live, changed)
+        self._tokens = [0] * len(llms)
+        foresight = Foresight(batching, self._scheduler, len(llms), clock)
         self._loops = [
-            DecodingLoop(model, llm, queue, self._scheduler, batching, self)
+            DecodingLoop(model, llm, queue, self._scheduler, self._traffic, foresight, self)
             for model, (llm, queue) in enumerate(zip(llms, queues, strict=True))
         ]
         self._client = ClientLoop(config.models, limits.max_live, limits.max_queue, self._refusal)
@@ -53,8 +75,9 @@ class Runtime:
             self._loops,
             [config.router.router(i, config.models) for i in range(len(llms))],
             self._scheduler,
+            self._traffic,
             batching,
-            commit=self._client.commit,
+            commit=self.commit,
             fail=self._client.fail,
         )
         self._client.inter_model = self._inter_model
@@ -63,6 +86,7 @@ class Runtime:
         """Run all loops until cancelled. A loop that fails ends them all: the error is the caller's."""
         runs = [*(loop.run() for loop in self._loops), self._inter_model.run()]
         tasks = [asyncio.create_task(run) for run in runs]
+        auto = None if self._auto is None else asyncio.create_task(self._auto.run())
         try:
             await asyncio.gather(*tasks)
         finally:
@@ -71,6 +95,9 @@ class Runtime:
             self._client.fail_all(Unavailable("the server is shutting down"))
             for loop in self._loops:
                 loop.llm.close()
+            if auto is not None:
+                auto.cancel()
+                await asyncio.gather(auto, return_exceptions=True)  # it has a process to end
 
     # From clients
 
@@ -120,12 +147,47 @@ class Runtime:
                 }
                 for model, loop in enumerate(self._loops)
             },
+            "controller": self._auto.status() if self._auto else None,
         }
+
+    def measured(self) -> dict[str, Any]:
+        """What the traffic is: JSON. profile: `threshold.Profile`, None with too little of it; counts: since the
+        start (`Traffic.counts`)."""
+        profile = self._traffic.profile(self._max_live)
+        return {
+            "profile": None if profile is None else profile.model_dump(mode="json"),
+            "counts": self._traffic.counts(),
+        }
+
+    def readings(self) -> Readings:
+        """What the metrics show now. Takes some ten microseconds."""
+        traffic, clocks = self._traffic, [loop.clock for loop in self._loops]
+        models = [
+            ModelReadings(
+                name=loop.llm.name,
+                up=loop.state is LLMState.UP,
+                sessions=loop.stats.sessions,
+                kv_tokens=loop.stats.kv_tokens,
+                threshold=self._scheduler.thresholds[i],
+                tokens=self._tokens[i],
+                steps=traffic.steps[i],
+                step_sessions=traffic.sessions[i],
+                compute_s=clocks[i].compute_ms / 1000,
+            )
+            for i, loop in enumerate(self._loops)
+        ]
+        live, auto = self._client.live, self._auto
+        controller = None if auto is None else auto.readings(live)
+        return Readings(live, self._client.queued, models, traffic.moves(), controller)
 
     # From the decoding loops (decoding_loop.Outcomes)
 
     def commit(self, session: Session) -> bool:
-        return self._client.commit(session)
+        output = session.request.output_ids
+        before = len(output)
+        ended = self._client.commit(session)
+        self._tokens[session.model] += len(output) - before
+        return ended
 
     def handoff(self, session: Session) -> None:
         self._inter_model.handoff(session)

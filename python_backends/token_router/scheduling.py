@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from python_backends.token_router.config import BatchingConfig
-from python_backends.token_router.delayed_batching import DelayedBatchingQueue, Thresholds
+from python_backends.token_router.delayed_batching import DelayedBatchingQueue, ThresholdTable
 
 __all__ = ["AsyncScheduler", "ModelSyncScheduler", "Scheduler", "StepSyncScheduler", "make_scheduler"]
 
@@ -27,7 +27,7 @@ class Scheduler(ABC):
     def __init__(self, queues: Sequence[DelayedBatchingQueue[Any]]) -> None:
         self._queues = queues
         self._running = [False] * len(queues)
-        self._in_transit = 0
+        self._in_transit = [0] * len(queues)  # by the model that they go to
         self.live = 0
         self.thresholds: tuple[int, ...] = (1,) * len(queues)
         self.on_change: Callable[[], None] = lambda: None
@@ -39,6 +39,15 @@ class Scheduler(ABC):
     @abstractmethod
     def due(self, model: int) -> float | None:
         """When `launches` may come true just because time has passed; None = never."""
+
+    def spare_leaves(self, model: int) -> int:
+        """How many requests may leave `model` before another model could launch with them."""
+        return 0
+
+    def joins_at(self, model: int) -> float | None:
+        """When a model that idles now may launch requests that could come to `model` afterwards, on the
+        queues' clock; 0 = now, None = never by itself. A policy with barriers doesn't foresee it."""
+        return 0.0
 
     def live_changed(self, live: int) -> None:
         """A request was admitted or has ended."""
@@ -52,28 +61,51 @@ class Scheduler(ABC):
         """`model` has finished its batch, and the requests that stay there wait again."""
         self._running[model] = False
 
-    def departed(self) -> None:
-        """A request has left a model."""
-        self._in_transit += 1
+    def departed(self, to: int) -> None:
+        """A request has left a model for model `to`."""
+        self._in_transit[to] += 1
 
-    def arrived(self) -> None:
-        """It waits at another model, or has ended."""
-        self._in_transit -= 1
+    def arrived(self, to: int) -> None:
+        """It waits there, or has ended on the way."""
+        self._in_transit[to] -= 1
 
 
 class AsyncScheduler(Scheduler):
     """Every model for itself, when its queue releases: delayed batching; with B = 1, eager-async."""
 
-    def __init__(self, queues: Sequence[DelayedBatchingQueue[Any]], thresholds: Thresholds) -> None:
+    def __init__(self, queues: Sequence[DelayedBatchingQueue[Any]], thresholds: ThresholdTable) -> None:
         super().__init__(queues)
         self._table = thresholds
         self.thresholds = thresholds.at(0)
+
+    def use(self, thresholds: ThresholdTable) -> None:
+        """B by N from now on."""
+        self._table = thresholds
+        self.thresholds = thresholds.at(self.live)
+        self.on_change()
 
     def launches(self, model: int) -> bool:
         return self._queues[model].releases(self.thresholds[model])
 
     def due(self, model: int) -> float | None:
         return self._queues[model].due()
+
+    def spare_leaves(self, model: int) -> int:
+        spare = (self.thresholds[m] - 1 - self._coming(m) for m in self._idle_peers(model))
+        return max(0, min(spare, default=self.live))
+
+    def joins_at(self, model: int) -> float | None:
+        peers = self._idle_peers(model)
+        if self._in_transit[model] or any(self._coming(m) >= self.thresholds[m] for m in peers):
+            return 0.0
+        return min((due for m in peers if (due := self._queues[m].due()) is not None), default=None)
+
+    def _idle_peers(self, model: int) -> list[int]:
+        return [m for m, running in enumerate(self._running) if m != model and not running]
+
+    def _coming(self, model: int) -> int:
+        """How many wait for `model` or are on their way there."""
+        return len(self._queues[model]) + self._in_transit[model]
 
     def live_changed(self, live: int) -> None:
         super().live_changed(live)
@@ -90,13 +122,13 @@ class _Barrier(Scheduler):
         super().ended(model)
         self.on_change()
 
-    def arrived(self) -> None:
-        super().arrived()
-        if not self._in_transit:
+    def arrived(self, to: int) -> None:
+        super().arrived(to)
+        if not any(self._in_transit):
             self.on_change()
 
     def _quiet(self) -> bool:
-        return not self._in_transit and not any(self._running)
+        return not any(self._in_transit) and not any(self._running)
 
 
 class StepSyncScheduler(_Barrier):
@@ -135,7 +167,7 @@ class ModelSyncScheduler(_Barrier):
 
 
 def make_scheduler(
-    batching: BatchingConfig, queues: Sequence[DelayedBatchingQueue[Any]], thresholds: Thresholds
+    batching: BatchingConfig, queues: Sequence[DelayedBatchingQueue[Any]], thresholds: ThresholdTable
 ) -> Scheduler:
     """The scheduler of `batching.policy`. thresholds: B by the number of live requests."""
     if batching.policy == "step_sync":

@@ -23,6 +23,7 @@ __all__ = ["EOS_TOKEN_ID", "PacedEngine", "PrefixHash", "next_token"]
 EOS_TOKEN_ID = 0
 
 _MASK = (1 << 64) - 1
+_OVERSLEEP_S = 0.0003  # a sleep may end this much late
 
 
 class PrefixHash:
@@ -120,8 +121,7 @@ class PacedEngine(Engine):
                 sessions.append(step.session)
                 next_token_ids.append(prefix.next_token(self._config.vocab_size, self._config.eos_every))
         step_s = (self._config.step_ms + self._config.prefill_token_ms * more_tokens) / 1000
-        if (left_s := began_s + step_s - time.perf_counter()) > 0:
-            time.sleep(left_s)
+        _wait_until(began_s + step_s)
         return EngineOutput(sessions, next_token_ids=next_token_ids, errors=errors)
 
     def free(self, sessions: Sequence[int]) -> None:
@@ -130,3 +130,11 @@ class PacedEngine(Engine):
 
     def close(self) -> None:
         self._sessions.clear()
+
+
+def _wait_until(at_s: float) -> None:
+    """Until that moment of `time.perf_counter`, not later: the last of it is spent looking at the clock."""
+    if (left_s := at_s - _OVERSLEEP_S - time.perf_counter()) > 0:
+        time.sleep(left_s)
+    while time.perf_counter() < at_s:
+        pass

@@ -92,6 +92,21 @@ def test_run_ahead_stops(opened: dict[str, Any], step: dict[str, Any], tokens: l
     assert rig.engine.steps[-1][-1] == (other if steps == 1 else SessionStep(2, steps, [steps]))
 
 
+@pytest.mark.parametrize(("max_leaves", "counts"), [(0, [1, 1, 1]), (1, [1, 3, 3]), (2, [1, 3, 6])])
+def test_run_ahead_goes_on_without_those_who_may_leave(max_leaves: int, counts: list[int]) -> None:
+    rig = Rig()
+    leave_at = {1: {"leave_at": 2}, 2: {"leave_at": 4}, 3: {}}
+    results = rig.call(
+        *(SessionStep(s, 0, [0, 1]) for s in leave_at),
+        opens={s: {"router_params": params} for s, params in leave_at.items()},
+        max_steps=6,
+        max_leaves=max_leaves,
+    )
+    assert [r.token_ids for r in results] == [[2, 3, 4, 5, 6, 7][:n] for n in counts]
+    assert [r.destination for r in results] == [1, int(counts[1] == 3), 0]
+    assert [s.session for s in rig.engine.steps[-1]] == [s for s in leave_at if counts[s - 1] == max(counts)]
+
+
 def test_the_last_token_of_run_ahead_is_not_committed() -> None:
     rig = Rig()
     rig.call(SessionStep(1, 0, [0, 1]), opens={1: {}}, max_steps=3)  # holds 0 1 2 3, has sampled 4

@@ -29,10 +29,10 @@ def _result(logits: torch.Tensor | None = None, params: Any = None, uniforms: li
     return StepResult(
         logits_output=LogitsOutput(logits, None),
         next_token_ids=torch.zeros(n, dtype=torch.int64),
-        positions=torch.arange(n),
+        places=range(n),
         rids=list(range(n)),
         params=params if isinstance(params, list) else [params] * n,
-        uniforms=torch.tensor(uniforms or [0.0] * n, dtype=torch.float64),
+        draw=(uniforms or [0.0] * n).__getitem__,
         fields=[{} for _ in range(n)],
     )
 

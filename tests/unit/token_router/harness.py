@@ -119,7 +119,8 @@ class FakeLLM(LLMClient):
 
     async def step(self, request: StepRequest) -> StepResponse:
         self.batches.append(request)
-        self._busy = asyncio.ensure_future(asyncio.sleep(self.step_s()))
+        took_s = self.step_s() if request.steps else 0.0
+        self._busy = asyncio.ensure_future(asyncio.sleep(took_s))
         try:
             await self._busy
         except asyncio.CancelledError:
@@ -128,9 +129,9 @@ class FakeLLM(LLMClient):
             raise
         finally:
             self._busy = None
-        return self._compute(request)
+        return self._compute(request, took_s)
 
-    def _compute(self, request: StepRequest) -> StepResponse:
+    def _compute(self, request: StepRequest, took_s: float) -> StepResponse:
         for session in request.free:
             self.sessions.pop(session, None)
         for opening in request.opens:
@@ -145,9 +146,12 @@ class FakeLLM(LLMClient):
             assert 0 < len(step.token_ids) <= self.facts.prefill_chunk
             session.tokens[step.start :] = step.token_ids
             made.append(SessionResult())
+        may_leave = request.max_leaves
         for _ in range(request.max_steps):
             stop = False
             for i, step in enumerate(request.steps):
+                if made[i].destination != 0:
+                    continue  # it has left
                 if not step.sample:
                     stop = True
                     continue
@@ -157,10 +161,12 @@ class FakeLLM(LLMClient):
                 token = token_after(self.name, prefix)
                 destination = self.route(step.session, len(prefix), token)
                 made[i] = SessionResult([*made[i].token_ids, token], [*made[i].logprobs, -1.0], destination)
-                stop = stop or destination != 0 or len(prefix) + 1 >= session.opening.limit
-            if stop:
+                may_leave -= destination != 0
+                stop = stop or len(prefix) + 1 >= session.opening.limit
+            if stop or may_leave < 0:
                 break
-        return StepResponse(made, StepStats(sessions=len(self.sessions)))
+        steps = max((len(r.token_ids) or 1 for r in made), default=0)
+        return StepResponse(made, StepStats(took_s * 1000, took_s * 1000, steps, len(self.sessions)))
 
 
 @dataclass

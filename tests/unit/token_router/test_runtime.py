@@ -44,7 +44,11 @@ def _worlds(draw: st.DrawFn) -> dict[str, Any]:
     models = draw(st.integers(1, 3))
     threshold = draw(st.one_of(st.integers(1, 12), st.lists(st.integers(1, 12), min_size=models, max_size=models)))
     policy = draw(st.sampled_from(["async", "async", "step_sync", "model_sync"]))
-    waits = {"threshold": threshold, "max_wait_ms": draw(st.sampled_from([0.1, 20.0, 1e6]))}
+    waits = {
+        "threshold": threshold,
+        "max_wait_ms": draw(st.sampled_from([0.1, 20.0, 1e6])),
+        "hold": draw(st.booleans()),
+    }
     return {
         "models": models,
         "batching": {

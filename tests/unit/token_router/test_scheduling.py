@@ -97,8 +97,8 @@ def test_without_resume_a_request_that_comes_back_is_prefilled_as_a_new_one(poli
     )
 
 
-@pytest.mark.parametrize("given", [{"threshold": 2}, {"max_wait_ms": 5.0}])
-def test_a_threshold_with_a_policy_that_has_none_is_refused(given: dict[str, Any]) -> None:
+@pytest.mark.parametrize("given", [{"threshold": 2}, {"max_wait_ms": 5.0}, {"hold": True}])
+def test_what_only_async_knows_is_refused_with_another_policy(given: dict[str, Any]) -> None:
     name = next(iter(given))
     with pytest.raises(ValidationError, match=f"{name}: has no meaning with policy step_sync"):
         BatchingConfig.model_validate({"policy": "step_sync", **given})

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from python_backends.llm.engines.config import LlamaCppConfig
+from python_backends.token_router.config import RuntimeConfig
 from tools.deployment import Deployment, load_deployment, shipped_deployments
 from tools.errors import UserError
 
@@ -84,8 +85,17 @@ def lines_of(path: Path, text: str) -> list[str]:
             PACED + "batching: {threshold: few}",
             [
                 "batching.threshold: got 'few'; input should be a valid integer, unable to parse string as an integer"
-                " or input should be a valid list or input should be a valid dictionary"
+                " or input should be 'auto' or input should be a valid list or input should be a valid dictionary"
             ],
+        ),
+        (PACED + "batching: often", ["batching: got 'often'; must be auto, or a section"]),
+        (
+            PACED + "batching: {threshold: auto, resume: false}",
+            ["batching: threshold: auto needs resume: true; what it solves has no steps that prefill all again"],
+        ),
+        (
+            PACED + "batching: {threshold: auto, policy: step_sync}",
+            ["batching: threshold: has no meaning with policy step_sync; allowed with policy async"],
         ),
         (PACED + "batching: {threshold: [1, 0]}", ["batching.threshold[1]: got 0; input should be greater than 0"]),
         (
@@ -157,3 +167,14 @@ def test_a_shipped_deployment_survives_its_own_dump(name: str) -> None:
     deployment = load_deployment(name)
     assert Deployment.model_validate(deployment.model_dump()) == deployment
     assert deployment.runtime().models == deployment.model_names == ["slm", "llm"]
+
+
+@pytest.mark.parametrize("batching", ["auto", "{threshold: auto}"])
+def test_auto_in_both_spellings(tmp_path: Path, batching: str) -> None:
+    path = tmp_path / "d.yaml"
+    path.write_text(PACED + f"batching: {batching}\n")
+    deployment = load_deployment(path)
+    assert deployment.batching.threshold == "auto"
+    # what token_router is told has it too
+    told = RuntimeConfig.model_validate_json(deployment.runtime().model_dump_json())
+    assert told.batching == deployment.batching

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Foresight: when the calls under way will be over, and what each model does with that knowledge.
+
+Run-ahead: how many steps a model makes in one call, so that they share the cost of a call. It goes on by
+itself only for as long as no request can come to join it, and lets go of a request only as long as no other
+model could launch with it.
+
+Holding: a batch that could launch waits for requests that are about to come from another model, when that
+saves more waiting than it costs. The Markov model has no such rule; both change no token.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from python_backends.token_router.config import BatchingConfig
+from python_backends.token_router.request import Session
+from python_backends.token_router.scheduling import Scheduler
+
+__all__ = ["Allowance", "Foresight"]
+
+_SMOOTHING = 0.2  # of the newest call in the forecasts
+_MARGIN_S = 0.001  # run-ahead ends this long before another model, so that what leaves is there in time
+_LATE_S = 0.0005  # how much later than forecast a call may end before nobody is held for it any more
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """Of one call: the steps it may make, and how many sessions may leave before it must stop."""
+
+    max_steps: int = 1
+    max_leaves: int = 0
+
+
+class _Forecast:
+    """Of one model: how long its calls take, as seen from here, and where its requests go.
+
+    A call takes a part of its own and a part for each step; the latter is smoothed by the number of
+    sessions, and for a number not seen it is that of the next.
+    """
+
+    def __init__(self, models: int) -> None:
+        self._step_s: dict[int, float] = {}
+        self.call_s = 0.0
+        self.goes = [0.0] * models  # the share of a call's sessions that leaves for each model
+
+    def learn(self, sessions: int, steps: int, compute_s: float, took_s: float, left: Mapping[int, int]) -> None:
+        step_s = compute_s / steps
+        known = self._step_s.get(sessions, step_s)
+        self._step_s[sessions] = known + _SMOOTHING * (step_s - known)
+        self.call_s += _SMOOTHING * (took_s - compute_s - self.call_s)
+        for model, share in enumerate(self.goes):
+            self.goes[model] = share + _SMOOTHING * (left.get(model, 0) / sessions - share)
+
+    def step_s(self, sessions: int) -> float | None:
+        """Of one step; None = no step has been seen."""
+        if not self._step_s:
+            return None
+        return self._step_s[min(self._step_s, key=lambda n: abs(n - sessions))]
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One under way. ends_s: the soonest that it is expected to be over; None = nobody knows."""
+
+    sessions: int
+    began_s: float
+    ends_s: float | None
+
+
+class Foresight:
+    """What every decoding loop asks before a launch. scheduler: of all models. clock: seconds, monotonic."""
+
+    def __init__(self, batching: BatchingConfig, scheduler: Scheduler, models: int, clock: Callable[[], float]) -> None:
+        self._steps = batching.run_ahead
+        self._holds = batching.hold
+        self._scheduler = scheduler
+        self._clock = clock
+        self._forecasts = [_Forecast(models) for _ in range(models)]
+        self._calls: list[_Call | None] = [None] * models
+
+    def allows(self, model: int, batch: Sequence[Session]) -> Allowance:
+        """For a call of `model` with these sessions, all of which are to get a token."""
+        if self._steps == 1:
+            return Allowance()
+        if len(batch) == self._scheduler.live:  # nobody can come
+            steps = self._steps
+        else:
+            steps = min(self._steps, self._steps_before_others(model, len(batch)))
+        if any(not session.request.output_ids for session in batch):
+            leaves = 0  # a request that leaves without a token is launched at once where it goes
+        else:
+            leaves = min(len(batch), self._scheduler.spare_leaves(model))
+        return Allowance(steps, leaves)
+
+    def holds_until(self, model: int, waiting: int) -> float | None:
+        """Until when a launch of `model` with `waiting` sessions is to be put off; None = it launches now.
+
+        With x the time until another model's call is over, n the requests that should come from it, and L the
+        time of a call here: who waits would lose x each, who comes would lose L - x each; the smaller sum wins.
+        """
+        if not self._holds:
+            return None
+        forecast = self._forecasts[model]
+        step_s = forecast.step_s(waiting)
+        if step_s is None:
+            return None
+        here_s, now = forecast.call_s + step_s, self._clock()
+        until: float | None = None
+        for other, call in enumerate(self._calls):
+            if other == model or call is None or call.ends_s is None:
+                continue
+            wait_s = call.ends_s + _LATE_S - now
+            coming = call.sessions * self._forecasts[other].goes[model]
+            if 0 < wait_s < here_s and waiting * wait_s < coming * (here_s - wait_s):
+                until = now + wait_s if until is None else min(until, now + wait_s)
+        return until
+
+    def launched(self, model: int, sessions: int) -> None:
+        """`model` begins a call with this many sessions."""
+        now = self._clock()
+        forecast = self._forecasts[model]
+        step_s = forecast.step_s(sessions)
+        self._calls[model] = _Call(sessions, now, None if step_s is None else now + forecast.call_s + step_s)
+
+    def ended(self, model: int, steps: int, compute_s: float, left: Mapping[int, int]) -> None:
+        """The call is over. steps, compute_s: what the model did in it; left: how many sessions go to which
+        model."""
+        call = self._calls[model]
+        if call is not None and steps:
+            took_s = self._clock() - call.began_s
+            self._forecasts[model].learn(call.sessions, steps, compute_s, took_s, left)
+        self._calls[model] = None
+
+    def failed(self, model: int) -> None:
+        """The call is over, and nothing is to be learned from it."""
+        self._calls[model] = None
+
+    def _steps_before_others(self, model: int, sessions: int) -> int:
+        """How many steps end before anybody could come from another model."""
+        forecast = self._forecasts[model]
+        step_s = forecast.step_s(sessions)
+        if step_s is None:
+            return 1
+        until_s = math.inf
+        if (joins_s := self._scheduler.joins_at(model)) is not None:
+            until_s = joins_s
+        for other, call in enumerate(self._calls):
+            if other == model or call is None:
+                continue
+            if call.ends_s is None:
+                return 1
+            until_s = min(until_s, call.ends_s)
+        left_s = until_s - self._clock() - forecast.call_s - _MARGIN_S
+        return self._steps if math.isinf(left_s) else max(1, int(left_s / step_s))

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where requests go after a step at one model, and after how many steps they leave it, learnt from what they do."""
+
+from __future__ import annotations
+
+import math
+
+__all__ = ["RoutingRow", "RunLengths"]
+
+_SLOW, _FAST = 1000.0, 60.0  # outcomes remembered
+_LARGEST_WEIGHT = 1e100
+_AFTER_CHANGE = 0.25  # of the short memory is what the long one begins with
+_CHANGED = 4.0  # standard errors between the two memories: the traffic is another now
+_LONGEST = 24  # steps of a run that are told apart; the rest are as the last
+_TAIL = 64  # the longest run of a distribution
+_HAZARD_MEMORY = 500.0
+_PRIOR = 10.0  # outcomes: the weight of the mean rate in the rate at each step of a run
+# A run is the paper's geometric one unless it deviates by more than chance, and by enough to matter for B: a
+# distribution makes the chain many times larger.
+_BY_CHANCE = 6.0  # standard deviations of chi squared
+_MATTERS = 0.05  # total variation
+
+
+class _Memory:
+    """Outcomes by destination, and the tokens committed by them, forgotten exponentially: instead of all sums
+    shrinking with each outcome, the outcomes weigh more and more.
+
+    size: outcomes remembered.
+    """
+
+    __slots__ = ("_growth", "outcomes", "tokens", "weight")
+
+    def __init__(self, size: float, models: int) -> None:
+        self._growth = size / (size - 1)
+        self.weight = 1.0
+        self.outcomes = [0.0] * models
+        self.tokens = [0.0] * models
+
+    def add(self, to: int, committed: int, count: int) -> None:
+        self.weight *= self._growth if count == 1 else self._growth**count
+        self.outcomes[to] += self.weight * count
+        self.tokens[to] += self.weight * committed
+        if self.weight > _LARGEST_WEIGHT:
+            self.become(self, 1.0)
+
+    def total(self) -> float:
+        """Outcomes remembered."""
+        return sum(self.outcomes) / self.weight
+
+    def become(self, other: _Memory, share: float) -> None:
+        """Remember this share of what `other` does."""
+        self.outcomes = [share * x / other.weight for x in other.outcomes]
+        self.tokens = [share * x / other.weight for x in other.tokens]
+        self.weight = 1.0
+
+
+class RoutingRow:
+    """Row i of P and of C.
+
+    Forgets exponentially by outcomes, with two memories: 1000 outcomes to know well, 60 to notice a change. When they
+    differ by more than chance allows, `settle` drops what the long one remembers.
+    """
+
+    def __init__(self, models: int) -> None:
+        self._slow = _Memory(_SLOW, models)
+        self._fast = _Memory(_FAST, models)
+        self.outcomes = [0] * models
+        self.tokens = [0] * models
+
+    def observe(self, to: int, committed: int, count: int = 1) -> None:
+        """`count` steps after which a request was at model `to`, and `committed` tokens in all by them."""
+        self._slow.add(to, committed, count)
+        self._fast.add(to, committed, count)
+        self.outcomes[to] += count
+        self.tokens[to] += committed
+
+    @property
+    def observed(self) -> float:
+        """Outcomes that the estimate rests on."""
+        return self._slow.total()
+
+    def settle(self) -> bool:
+        """Whether the traffic was found to have changed."""
+        n_slow, n_fast = self._slow.total(), self._fast.total()
+        if n_slow < 2 * n_fast or n_fast < _FAST / 4:
+            return False
+        for slow, fast in zip(self._slow.outcomes, self._fast.outcomes, strict=True):
+            p_slow, p_fast = slow / self._slow.weight / n_slow, fast / self._fast.weight / n_fast
+            p = (p_slow * n_slow + p_fast * n_fast + 1) / (n_slow + n_fast + 2)
+            # an exponential memory of weight n is worth 2 n plain observations
+            error = math.sqrt(p * (1 - p) * (0.5 / n_slow + 0.5 / n_fast))
+            if abs(p_slow - p_fast) > _CHANGED * error:
+                # part of what the short one has is from before the change, too: let what comes soon outweigh it
+                self._slow.become(self._fast, _AFTER_CHANGE)
+                return True
+        return False
+
+    def p(self) -> list[float]:
+        """Probabilities by destination, that sum to 1. Not before there is an outcome."""
+        total = sum(self._slow.outcomes)
+        row = [x / total for x in self._slow.outcomes]
+        row[row.index(max(row))] += 1 - sum(row)
+        return row
+
+    def c(self) -> list[float]:
+        """Mean tokens committed by destination; 0 where nobody went."""
+        return [round(t / x, 9) if x > 0 else 0.0 for t, x in zip(self._slow.tokens, self._slow.outcomes, strict=True)]
+
+
+class RunLengths:
+    """How many steps requests stay at one model: the rate of leaving at the n-th step of a run.
+
+    The rates take the runs right that a request's end has cut off: their steps count, their ends don't. Each
+    forgets exponentially by its own outcomes (memory: 500).
+    """
+
+    def __init__(self) -> None:
+        self._steps = [0.0] * _LONGEST
+        self._left = [0.0] * _LONGEST
+
+    def observe(self, step: int, left: bool) -> None:
+        """A request has made its `step`-th step in a row here (from 1), and left or stayed."""
+        n = min(step, _LONGEST) - 1
+        keep = 1 - 1 / _HAZARD_MEMORY
+        self._steps[n] = keep * self._steps[n] + 1
+        self._left[n] = keep * self._left[n] + left
+
+    def forget(self) -> None:
+        """The traffic has changed."""
+        self._steps = [0.0] * _LONGEST
+        self._left = [0.0] * _LONGEST
+
+    def distribution(self) -> list[float] | None:
+        """Entry n - 1 = probability of a run of n steps; None = geometric, as far as can be told."""
+        steps, left = sum(self._steps), sum(self._left)
+        if not 0 < left < steps:
+            return None
+        mean = left / steps
+        told = [(s, x / s) for s, x in zip(self._steps, self._left, strict=True) if s >= 2 * _PRIOR]
+        if len(told) < 2:
+            return None
+        chi2 = sum(s * (rate - mean) ** 2 / (mean * (1 - mean)) for s, rate in told)
+        freedom = len(told) - 1
+        if chi2 < freedom + _BY_CHANCE * math.sqrt(2 * freedom):
+            return None
+        chances = self._from_rates(mean)
+        apart = sum(abs(x - mean * (1 - mean) ** n) for n, x in enumerate(chances)) / 2
+        return chances if apart > _MATTERS else None
+
+    def _from_rates(self, mean: float) -> list[float]:
+        rates = [(x + _PRIOR * mean) / (s + _PRIOR) for s, x in zip(self._steps, self._left, strict=True)]
+        longest = max(n for n, s in enumerate(self._steps) if s > 0)
+        chances: list[float] = []
+        staying = 1.0
+        while len(chances) < _TAIL - 1 and staying > 1e-3:
+            chances.append(staying * rates[min(len(chances), longest)])
+            staying -= chances[-1]
+        return [*chances, max(0.0, 1 - sum(chances))]

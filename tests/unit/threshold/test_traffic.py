@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the estimator makes of traffic that is known."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from python_backends.token_router.threshold.profile import Profile
+from python_backends.token_router.threshold.routing_rates import RoutingRow, RunLengths
+from python_backends.token_router.threshold.step_times import StepTimes
+from python_backends.token_router.threshold.traffic import Traffic
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class World:
+    """Requests that walk between two models by P = [[1 - p, p], [1, 0]], one step after the other."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.rng = random.Random(seed)
+        self.clock = Clock()
+        self.traffic = Traffic(["slm", "llm"], self.clock)
+
+    def call(self, model: int, ms: float, sessions: int = 1, more_tokens: int = 0, prefilled: bool = False) -> None:
+        self.traffic.launched(model)
+        self.clock.now += ms / 1000
+        self.traffic.called(model, sessions, more_tokens, ms, 1, prefilled)
+
+    def walk(self, p: float, outcomes: int) -> None:
+        for _ in range(outcomes):
+            self.call(0, 6.0)
+            if self.rng.random() < p:
+                self.traffic.left(0, 7, 1, 0)
+                self.call(1, 27.9)
+                self.traffic.left(1, 7, 0, 1)
+            else:
+                self.traffic.stayed(0, 7)
+
+    def profile(self) -> Profile:
+        profile = self.traffic.profile(8)
+        assert profile is not None
+        return profile
+
+
+def test_the_matrices_and_the_latencies_are_found() -> None:
+    world = World()
+    world.walk(0.35, 4000)
+    profile = world.profile()
+    assert profile.p[0] == pytest.approx([0.65, 0.35], abs=0.04)
+    assert profile.p[1] == [1.0, 0.0]
+    assert profile.c == [[1.0, 0.0], [1.0, 0.0]]
+    assert [latency.ms(1) for latency in profile.latency] == pytest.approx([6.0, 27.9])
+    assert profile.run_lengths is None  # geometric, which the paper's case needs no distribution for
+    assert profile.slowdown is None
+
+
+def test_a_change_is_seen_within_a_few_hundred_outcomes() -> None:
+    world = World()
+    world.walk(0.1, 3000)
+    assert world.profile().p[0][1] == pytest.approx(0.1, abs=0.03)
+    for _ in range(10):
+        world.walk(0.5, 30)
+        world.traffic.profile(8)  # it is looked at all the time
+    assert world.profile().p[0][1] == pytest.approx(0.5, abs=0.08)
+
+
+def test_chance_is_not_taken_for_a_change() -> None:
+    rng, row = random.Random(1), RoutingRow(2)
+    changes = 0
+    for n in range(30_000):
+        row.observe(int(rng.random() < 0.2), 1)
+        changes += n % 50 == 0 and row.settle()
+    assert changes <= 1
+
+
+def test_nothing_is_said_before_every_model_has_been_seen() -> None:
+    world = World()
+    world.walk(0.0, 500)
+    assert world.traffic.profile(8) is None
+    world.walk(1.0, 10)
+    assert world.traffic.profile(8) is None
+    world.walk(0.5, 200)
+    assert world.traffic.profile(8) is not None
+
+
+def test_tokens_are_counted_by_the_way_they_took() -> None:
+    world = World()
+    for n in range(600):
+        world.call(0, 6.0)
+        world.traffic.left(0, 7, 1, 2 if n % 2 else 0)
+        world.call(1, 27.9)
+        world.traffic.left(1, 7, 0, 3)
+    profile = world.profile()
+    assert profile.c[0][1] == pytest.approx(1.0, abs=0.01)
+    assert profile.c[1][0] == 3.0
+    assert world.traffic.counts()["tokens"] == [[0, 600], [1800, 0]]
+
+
+def test_a_run_ahead_counts_as_its_steps() -> None:
+    world = World()
+    for _ in range(300):
+        world.traffic.launched(0)
+        world.clock.now += 0.024
+        world.traffic.called(0, 4, 8, 24.0, 4, False)  # one session, four steps
+        world.traffic.stayed(0, 7, 3)
+        world.traffic.left(0, 7, 1, 0)
+        world.call(1, 27.9)
+        world.traffic.left(1, 7, 0, 1)
+    profile = world.profile()
+    assert profile.p[0][1] == pytest.approx(0.25, abs=0.01)
+    assert profile.latency[0].ms(1) == pytest.approx(6.0)
+    assert profile.run_lengths is not None
+    assert profile.run_lengths[0] is not None
+    assert profile.run_lengths[0][3] > 0.9  # every run has four steps
+    assert world.traffic.counts()["steps"][0] == 1200
+
+
+def test_a_prefill_says_nothing_of_step_times() -> None:
+    world = World()
+    world.walk(0.5, 300)
+    for _ in range(100):
+        world.call(0, 900.0, more_tokens=500, prefilled=True)
+    latency = world.profile().latency[0]
+    assert latency.ms(1) == pytest.approx(6.0)
+    assert latency.token_ms == 0
+
+
+def test_a_request_that_ends_takes_its_run_with_it() -> None:
+    world = World()
+    for _ in range(300):
+        for _ in range(2):
+            world.call(0, 6.0)
+            world.traffic.stayed(0, 7)
+            world.traffic.finished(7)
+        world.traffic.stayed(0, 7)  # as if the number were given again
+        world.traffic.left(0, 7, 1, 0)
+        world.call(1, 27.9)
+        world.traffic.left(1, 7, 0, 1)
+    lengths = world.profile().run_lengths
+    assert lengths is not None
+    assert lengths[0] is not None
+    assert lengths[0][1] > 0.9
+
+
+def test_runs_cut_off_by_a_requests_end_do_not_look_short() -> None:
+    rng, runs = random.Random(0), RunLengths()
+    for _ in range(3000):
+        ends_at = rng.randrange(1, 15)  # the request's end
+        for step in range(1, ends_at + 1):
+            runs.observe(step, left=step == 10)
+            if step == 10:
+                break
+    lengths = runs.distribution()
+    assert lengths is not None
+    assert sum(lengths[:9]) < 0.1
+    assert lengths[9] > 0.85
+    assert sum(lengths) == pytest.approx(1.0)
+
+
+def test_geometric_runs_are_left_to_the_paper() -> None:
+    rng, runs = random.Random(3), RunLengths()
+    for _ in range(3000):
+        step = 1
+        while rng.random() > 0.3:
+            runs.observe(step, left=False)
+            step += 1
+        runs.observe(step, left=True)
+    assert runs.distribution() is None
+
+
+def test_step_times_are_told_apart() -> None:
+    """By the batch, the suffix and who else is busy: 5 + b ms alone, 0.2 ms a token, 1.5 times beside the other."""
+    rng, times = random.Random(0), StepTimes(1)
+    for _ in range(2000):
+        sessions, more, busy = rng.choice([1, 2, 4, 8]), rng.randrange(12), rng.random()
+        ms = (5 + sessions) * (1 + 0.5 * busy) + 0.2 * more + rng.gauss(0, 0.1)
+        times.observe(sessions, more, ms, [busy])
+    fit = times.fit(8)
+    assert fit is not None
+    assert [fit.latency.batch_ms[b] for b in (1, 2, 4, 8)] == pytest.approx([6, 7, 9, 13], rel=0.02)
+    assert fit.latency.token_ms == pytest.approx(0.2, rel=0.1)
+    assert fit.slowdown[0] == pytest.approx(1.5, abs=0.03)
+
+
+def test_noise_makes_no_slope_and_no_slowdown() -> None:
+    rng, times = random.Random(0), StepTimes(2)
+    for _ in range(1000):
+        times.observe(rng.randrange(1, 5), rng.randrange(5), 6 + rng.gauss(0, 0.3), [rng.random(), rng.random()])
+    fit = times.fit(16)
+    assert fit is not None
+    assert fit.latency.token_ms == 0
+    assert fit.slowdown == (1, 1)
+    assert fit.latency.ms(16) == pytest.approx(6.0, rel=0.05)
+
+
+def test_a_size_seen_once_is_drawn_to_its_neighbours() -> None:
+    times = StepTimes(0)
+    for _ in range(200):
+        times.observe(1, 0, 10.0, [])
+        times.observe(2, 0, 11.0, [])
+    times.observe(3, 0, 40.0, [])  # a hiccup
+    fit = times.fit(3)
+    assert fit is not None
+    assert fit.latency.ms(3) < 25
+
+
+def test_the_table_goes_on_beyond_what_was_seen_but_not_far() -> None:
+    times = StepTimes(0)
+    for _ in range(50):
+        for sessions in (1, 2, 3, 4):
+            times.observe(sessions, 0, 10.0 + 2 * sessions, [])
+    fit = times.fit(64)
+    assert fit is not None
+    assert fit.latency.ms(8) == pytest.approx(26.0, rel=0.02)
+    assert fit.latency.ms(64) == fit.latency.ms(8)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 4), st.integers(0, 40), st.integers(1, 5)),
+        min_size=1,
+        max_size=30,
+    )
+)
+def test_whatever_passes_the_profile_is_sound_or_none(events: list[tuple[int, int, int, int, int]]) -> None:
+    clock = Clock()
+    traffic = Traffic(["a", "b", "c"], clock)
+    for _ in range(20):
+        for model, to, rid, more, steps in events:
+            traffic.launched(model)
+            clock.now += more / 1000
+            traffic.called(model, (rid + 1) * steps, more, float(more), steps, prefilled=False)
+            if to == model:
+                traffic.stayed(model, rid, steps)
+            else:
+                traffic.left(model, rid, to, more)
+            if more % 7 == 0:
+                traffic.finished(rid)
+        profile = traffic.profile(8)  # its own checks raise
+        assert profile is None or all(latency.ms(8) > 0 for latency in profile.latency)

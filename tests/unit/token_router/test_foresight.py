@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a model is allowed in one call, and when it waits for others, given what is known of their calls."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from python_backends.token_router.config import BatchingConfig, RuntimeConfig
+from python_backends.token_router.delayed_batching import DelayedBatchingQueue, Thresholds
+from python_backends.token_router.foresight import Allowance, Foresight
+from python_backends.token_router.request import Session
+from python_backends.token_router.scheduling import AsyncScheduler
+from tests.unit.token_router.harness import Deployment, FakeLLM, run
+
+SLM, LLM = 0, 1
+
+
+class Waits:
+    """What waits in a queue."""
+
+    waiting_since = 0.0
+    urgent = False
+    must_not_wait = False
+    prefill_tokens = 0
+
+
+class Rig:
+    """Two models whose steps took 6 and 28 ms so far, each call 1 ms more; 4 requests are live."""
+
+    def __init__(self, **batching: Any) -> None:
+        self.now = 0.0
+        config = BatchingConfig.model_validate({"threshold": [1, 3], "run_ahead": 8, "max_wait_ms": 1e6, **batching})
+        self.queues = [DelayedBatchingQueue[Any](lambda: self.now, 1e9) for _ in range(2)]
+        self.scheduler = AsyncScheduler(self.queues, Thresholds(config, 2))
+        self.scheduler.live_changed(4)
+        self.foresight = Foresight(config, self.scheduler, 2, lambda: self.now)
+        for _ in range(60):
+            self.call(SLM, 2, 0.006, {LLM: 1})
+            self.call(LLM, 3, 0.028, {SLM: 3})
+
+    def call(self, model: int, sessions: int, compute_s: float, left: dict[int, int]) -> None:
+        self.launch(model, sessions)
+        self.now += compute_s + 0.001
+        self.foresight.ended(model, 1, compute_s, left)
+        self.scheduler.ended(model)
+
+    def launch(self, model: int, sessions: int) -> None:
+        self.scheduler.started(model)
+        self.foresight.launched(model, sessions)
+
+    def allows(self, model: int, sessions: int, tokens: int = 5) -> Allowance:
+        class Request:
+            output_ids = [1] * tokens
+
+        class Fake:
+            request = Request()
+
+        return self.foresight.allows(model, cast(list[Session], [Fake()] * sessions))
+
+
+def test_alone_it_runs_ahead_until_enough_have_left_for_another_to_launch() -> None:
+    assert Rig().allows(SLM, 4) == Allowance(8, 2)
+
+
+def test_a_request_without_a_token_stops_the_call_when_it_leaves() -> None:
+    assert Rig().allows(SLM, 4, tokens=0) == Allowance(8, 0)
+
+
+@pytest.mark.parametrize(("waited_s", "steps"), [(0.0, 4), (0.004, 3), (0.016, 1), (0.028, 1), (0.1, 1)])
+def test_beside_a_busy_model_it_is_back_before_that_one_is(waited_s: float, steps: int) -> None:
+    rig = Rig()
+    rig.launch(LLM, 3)
+    rig.now += waited_s
+    assert rig.allows(SLM, 1) == Allowance(steps, 1)  # and may lose everybody: nobody could launch with them
+    assert waited_s + 0.001 + steps * 0.006 <= 0.029 or steps == 1
+
+
+def test_those_who_wait_elsewhere_count() -> None:
+    rig = Rig()
+    rig.queues[LLM].put(Waits())
+    assert rig.allows(SLM, 3) == Allowance(8, 1)
+    rig.scheduler.departed(LLM)  # one more is on its way there
+    assert rig.allows(SLM, 2) == Allowance(8, 0)
+    rig.scheduler.departed(LLM)  # and with this one it launches: they may be back at any time
+    assert rig.allows(SLM, 1) == Allowance(1, 0)
+
+
+def test_run_ahead_1_is_one_step() -> None:
+    assert Rig(run_ahead=1).allows(SLM, 4) == Allowance()
+
+
+def test_an_unknown_end_is_not_foreseen() -> None:
+    config = BatchingConfig(run_ahead=8, hold=True)
+    queues = [DelayedBatchingQueue[Any](lambda: 0.0, 1e9) for _ in range(2)]
+    scheduler = AsyncScheduler(queues, Thresholds(config, 2))
+    scheduler.live_changed(4)
+    foresight = Foresight(config, scheduler, 2, lambda: 0.0)
+    foresight.launched(LLM, 2)
+    scheduler.started(LLM)
+    assert foresight.allows(SLM, []).max_steps == 1
+    assert foresight.holds_until(SLM, 1) is None
+
+
+@pytest.mark.parametrize(
+    ("waited_s", "waiting", "held"),
+    [
+        (0.026, 1, True),  # 3 come in 3.5 ms: 1 x 3.5 < 3 x 3.5
+        (0.026, 3, False),
+        (0.0285, 3, True),  # in 1 ms
+        (0.020, 1, False),  # in 9.5 ms: a step is over before
+        (0.031, 1, False),  # it should have ended: nobody waits for ever
+    ],
+)
+def test_it_holds_for_those_about_to_come(waited_s: float, waiting: int, held: bool) -> None:
+    rig = Rig(hold=True)
+    rig.launch(LLM, 3)
+    ends = rig.now + 0.029
+    rig.now += waited_s
+    until = rig.foresight.holds_until(SLM, waiting)
+    assert (until is not None) == held
+    if until is not None:
+        assert ends < until < ends + 0.001
+    assert Rig().foresight.holds_until(SLM, waiting) is None
+
+
+def test_a_held_batch_launches_with_those_who_came() -> None:
+    """In the runtime: the SLM's steps of 6 ms, the LLM's of 28, and a third of the tokens are the LLM's."""
+    sizes: dict[bool, list[int]] = {}
+
+    async def main(hold: bool) -> None:
+        config = RuntimeConfig.model_validate(
+            {"models": ["slm", "llm"], "router": {"name": "random"}, "batching": {"threshold": [1, 2], "hold": hold}}
+        )
+        slm = FakeLLM("slm", lambda rid, at, _: int((at * at * 7 + rid * 13) % 20 < 7), step_s=lambda: 0.006)
+        llm = FakeLLM("llm", lambda *_: 1, step_s=lambda: 0.028)
+        async with Deployment(config, [slm, llm]) as deployment:
+            streams = [deployment.submit(input_ids=[5], max_tokens=60, ignore_eos=True)[1] for _ in range(8)]
+            await asyncio.gather(*(s.done.wait() for s in streams))
+            await deployment.settled()
+        sizes[hold] = [len(b.steps) for b in slm.batches if b.steps]
+
+    for hold in (False, True):
+        run(main(hold))
+    mean = {hold: sum(counts) / len(counts) for hold, counts in sizes.items()}
+    assert mean[True] > mean[False]

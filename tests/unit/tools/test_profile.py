@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tokenrouter profile` and `threshold --server` before a server is there, and what comes of what it measured."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from python_backends.token_router.delayed_batching import Thresholds, feasible
+from python_backends.token_router.threshold.profile import Profile, StepLatency
+from routers import RouterConfig
+from tools.commands import measured
+from tools.commands.measured import server_profile
+from tools.commands.profile import MeasureOptions, for_measuring, profile, sweep, whole
+from tools.commands.profile_load import PROMPTS, Requests
+from tools.commands.profile_options import ProfileOptions
+from tools.control import ControlError
+from tools.deployment import load_deployment
+from tools.errors import UserError
+from tools.running import find_server
+
+PROFILE = Profile(
+    models=["slm", "llm"],
+    p=[[0.6, 0.4], [1.0, 0.0]],
+    c=[[1.0, 0.0], [1.0, 0.0]],
+    latency=[StepLatency.constant(6.0), StepLatency.constant(27.9)],
+)
+
+
+@pytest.mark.parametrize(
+    ("concurrency", "max_live", "gathering", "eager"),
+    [
+        (None, 16, [1, 2, 4, 8, 16], [3, 6, 12]),
+        (None, 64, [1, 2, 4, 8, 16], [3, 6, 12, 17]),
+        (None, 6, [1, 2, 4, 6], [3, 5]),
+        (None, 1, [1], []),
+        ([4], 16, [4], [5]),
+        ([8, 2], 16, [2, 8], [5, 9]),
+    ],
+)
+def test_the_sweep(concurrency: list[int] | None, max_live: int, gathering: list[int], eager: list[int]) -> None:
+    points = sweep(concurrency, max_live)
+    assert [p.live for p in points if p.gathers] == gathering
+    assert [p.live for p in points if not p.gathers] == eager
+
+
+@pytest.mark.parametrize("concurrency", [[0], [1, 17]])
+def test_a_sweep_beyond_what_is_admitted(concurrency: list[int]) -> None:
+    with pytest.raises(UserError, match=r"limits\.max_live = 16"):
+        sweep(concurrency, 16)
+
+
+def test_every_point_has_its_b() -> None:
+    points = sweep(None, 16)
+    batching = for_measuring(load_deployment("paced"), points).batching
+    table = Thresholds(batching, 2)
+    for point in points:
+        wanted = (1, point.live) if point.gathers else (1, 1)
+        assert table.at(point.live) == feasible(wanted, point.live) == wanted
+    assert table.at(5) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (MeasureOptions(seconds=0.0), "--seconds: got 0"),
+        (MeasureOptions(max_tokens=0), "--max-tokens: got 0"),
+        (MeasureOptions(prompts=Path("prompts.txt")), "--prompts: the deployment has no tokenizer"),
+        (MeasureOptions(server="123456789"), "--server: got 123456789; no such server runs"),
+        (MeasureOptions(concurrency=[99]), "--concurrency: got"),
+    ],
+)
+def test_bad_options(options: MeasureOptions, message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message):
+        profile("paced", tmp_path / "profile.json", options)
+    assert not (tmp_path / "profile.json").exists()
+
+
+def test_another_file_is_not_overwritten(tmp_path: Path) -> None:
+    thesis = tmp_path / "thesis.txt"
+    thesis.write_text("years of work")
+    with pytest.raises(UserError, match="isn't overwritten"):
+        profile("paced", thesis, MeasureOptions())
+    with pytest.raises(UserError, match="is no folder"):
+        profile("paced", tmp_path / "nowhere" / "profile.json", MeasureOptions())
+    assert thesis.read_text() == "years of work"
+
+
+def counts(**changed: Any) -> dict[str, Any]:
+    return {
+        "outcomes": [[650, 350], [350, 0]],
+        "tokens": [[650, 0], [350, 0]],
+        "steps": [500, 175],
+        "sessions": [1000, 350],
+        **changed,
+    }
+
+
+def test_rates_come_from_every_outcome_of_the_load() -> None:
+    points = sweep([1, 2], 16)
+    seen = {"profile": PROFILE.model_dump(mode="json"), "counts": counts()}
+    found = whole(seen, load_deployment("paced"), MeasureOptions(), points)
+    assert found.p == [[0.65, 0.35], [1.0, 0.0]]
+    assert found.c == [[1.0, 0.0], [1.0, 0.0]]
+    assert found.latency == PROFILE.latency
+    assert found.source["mean_batch"] == [2.0, 2.0]
+    assert Profile.model_validate_json(found.model_dump_json(exclude_none=True)) == found
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        {"profile": None, "counts": counts()},
+        {"profile": PROFILE.model_dump(), "counts": counts(outcomes=[[650, 350], [0, 0]])},
+    ],
+)
+def test_too_little_traffic_is_said(seen: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="too little traffic"):
+        whole(seen, load_deployment("paced"), MeasureOptions(), sweep([1], 16))
+
+
+def test_requests_are_the_same_for_the_same_seed_and_greedy_where_they_may_be() -> None:
+    words = Requests.of(RouterConfig(name="rstitch"), PROMPTS, 64, seed=1)
+    first, second = (words.draw(random.Random(3)) for _ in range(2))
+    assert first == second
+    assert first["messages"][0]["content"] in PROMPTS
+    assert "temperature" not in first
+    ids = Requests.of(RouterConfig(name="random"), None, 64, seed=1).draw(random.Random(3))
+    assert ids["ignore_eos"]
+    assert 8 <= len(ids["input_ids"]) <= 64
+
+
+class FakeServer:
+    pid = 7
+
+    def __init__(self, answer: Any) -> None:
+        self._answer = answer
+        self.control = self
+
+    def traffic(self) -> Any:
+        if isinstance(self._answer, Exception):
+            raise self._answer
+        return self._answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ({"profile": None, "counts": {"outcomes": [[3, 1], [1, 0]]}}, "has seen too little traffic yet"),
+        ({"profile": {"models": []}, "counts": {}}, "another version"),
+        ({}, "another version"),
+        (ControlError("nobody there"), "nobody there"),
+    ],
+)
+def test_a_server_that_has_no_profile(answer: Any, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measured, "find_server", lambda which: FakeServer(answer))
+    with pytest.raises(UserError, match=message):
+        server_profile("auto", ProfileOptions(), None)
+
+
+def test_a_servers_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = {"profile": PROFILE.model_dump(mode="json"), "counts": {}}
+    monkeypatch.setattr(measured, "find_server", lambda which: FakeServer(answer))
+    assert server_profile("auto", ProfileOptions(), None) == PROFILE
+    with pytest.raises(UserError, match="--server: given beside another profile"):
+        server_profile("auto", ProfileOptions(algorithm="r2r"), None)
+    with pytest.raises(UserError, match="--server: given beside another profile"):
+        server_profile("auto", ProfileOptions(), "[[1]]")
+
+
+def test_a_server_that_is_not_there() -> None:
+    with pytest.raises(UserError, match=r"--server: got /nowhere; no such server runs \(there are: "):
+        find_server("/nowhere")
