@@ -86,6 +86,8 @@ class StepRequest:
     max_steps: how many tokens each session may get in this call (run-ahead). The LLM stops after the first
         step in which a session ends, fails, or has nothing sampled.
     max_leaves: how many sessions may leave before it stops too: the others go on without them.
+    number: of the call, counted by the router. follows: sessions of the call before it (number - 1), which this
+        one was sent ahead of: each gets its next step here if it stayed, and an empty result if it left or ended.
     hello: asks for `StepResponse.facts`; frees every session first. A router says it when it starts.
     """
 
@@ -94,6 +96,8 @@ class StepRequest:
     free: list[int] = field(default_factory=list)
     max_steps: int = 1
     max_leaves: int = 0
+    number: int = 0
+    follows: list[int] = field(default_factory=list)
     hello: bool = False
 
 
@@ -154,7 +158,8 @@ class LLMFacts:
 
 @dataclass(frozen=True)
 class StepResponse:
-    """results: one for each of StepRequest.steps, in order. facts: the answer to `hello`."""
+    """results: one for each of StepRequest.steps, in order, then one for each of its follows. facts: the answer to
+    `hello`."""
 
     results: list[SessionResult] = field(default_factory=list)
     stats: StepStats = StepStats()

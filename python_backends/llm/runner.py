@@ -99,6 +99,8 @@ class LLMRunner:
         self._routing_stream = routing_stream(index)
         self._eos = frozenset(self._capacity.eos_token_ids)
         self._sessions: dict[int, _Session] = {}
+        self._stayed: dict[int, int] = {}  # of the last call: the sessions that go on, and the token of each
+        self._last_number = 0
         self._facts = LLMFacts(
             name=name,
             engine=engine.name,
@@ -117,15 +119,18 @@ class LLMRunner:
         Raises ValueError when the request contradicts itself.
         """
         began_s = time.perf_counter()
-        progress = {step.session: _Progress() for step in request.steps}
-        if len(progress) != len(request.steps):
+        progress = {session: _Progress() for session in (*(s.session for s in request.steps), *request.follows)}
+        if len(progress) != len(request.steps) + len(request.follows):
             raise ValueError("sessions: a session is there twice; each may be in a step at most once")
+        stayed = self._stayed if request.number == self._last_number + 1 else None
+        self._stayed, self._last_number = {}, request.number
         self._free(list(self._sessions) if request.hello else request.free)
         for opened in request.opens:
             self._open(opened, progress)
         call = _CallClock()
         batch = [step for step in request.steps if self._known(step, progress)]
         max_steps = request.max_steps if len(batch) == len(request.steps) else 1
+        batch += self._following(request.follows, stayed, progress)
         may_leave = request.max_leaves
         while batch:
             self._append(batch)
@@ -135,7 +140,8 @@ class LLMRunner:
             may_leave -= len(batch) - len(stay)
             if not goes_on or may_leave < 0 or call.steps >= max_steps:
                 break
-            batch = [SessionStep(s, len(self._sessions[s].tokens), progress[s].token_ids[-1:]) for s in stay]
+            batch = [self._next_step(s, progress[s].token_ids[-1]) for s in stay]
+        self._stayed = {s: p.token_ids[-1] for s, p in progress.items() if self._stays(s, p)}
         stats = StepStats(
             compute_ms=(time.perf_counter() - began_s) * 1000,
             engine_ms=call.engine_s * 1000,
@@ -164,6 +170,27 @@ class LLMRunner:
                 progress[opened.session].error = str(error)
             return
         self._sessions[opened.session] = _Session(opened, params)
+
+    def _next_step(self, session: int, token: int) -> SessionStep:
+        """After a step that gave this token."""
+        return SessionStep(session, len(self._sessions[session].tokens), [token])
+
+    def _following(
+        self, follows: Sequence[int], stayed: dict[int, int] | None, progress: dict[int, _Progress]
+    ) -> list[SessionStep]:
+        """The steps of those who stayed in the call before, whose last tokens `stayed` has; None = the call that
+        came before was another."""
+        if stayed is None:
+            for session in follows:
+                progress[session].error = "follows: the call before this one was not the one that it follows"
+            return []
+        return [self._next_step(s, stayed[s]) for s in follows if s in stayed and s in self._sessions]
+
+    def _stays(self, session: int, progress: _Progress) -> bool:
+        """Whether a session has a next step here."""
+        if progress.error is not None or progress.destination != 0 or not progress.token_ids:
+            return False
+        return not self._ends(session, progress.token_ids[-1])
 
     def _known(self, step: SessionStep, progress: dict[int, _Progress]) -> bool:
         mine = progress[step.session]

@@ -59,8 +59,8 @@ REQUEST_TENSOR = "request"
 RESPONSE_TENSOR = "response"
 WIRE_TYPE = ("TYPE_INT32", (-1,))  # of both, as config.pbtxt declares them
 
-_VERSION = 2
-_REQUEST_HEADER = 7
+_VERSION = 3
+_REQUEST_HEADER = 9
 _RESPONSE_HEADER = 4
 _STATS_INTS = 10  # five FP64
 
@@ -75,10 +75,11 @@ def encode_request(request: StepRequest) -> Wire:
         control["hello"] = True
     text = _text(control)
     tokens = [t for s in request.steps for t in s.token_ids]
-    numbers = [_VERSION, request.max_steps, request.max_leaves]
-    numbers += (len(request.steps), len(request.free), len(tokens), len(text))
+    numbers = [_VERSION, request.max_steps, request.max_leaves, request.number]
+    numbers += (len(request.steps), len(request.follows), len(request.free), len(tokens), len(text))
     for s in request.steps:
         numbers += (s.session, s.start, len(s.token_ids), s.sample)
+    numbers += request.follows
     numbers += request.free
     numbers += tokens
     return np.concatenate((np.array(numbers, dtype=np.int32), _padded(text)))
@@ -87,17 +88,18 @@ def encode_request(request: StepRequest) -> Wire:
 def decode_request(wire: Wire) -> StepRequest:
     """The inverse of `encode_request`. Raises ValueError when the vector contradicts itself."""
     values = wire.tolist()
-    max_steps, max_leaves, n, frees, tokens, text = _header(values, _REQUEST_HEADER)
+    max_steps, max_leaves, number, n, follows, frees, tokens, text = _header(values, _REQUEST_HEADER)
     if max_steps < 1:
         raise ValueError(f"max_steps: {max_steps}; allowed: 1 or more")
     if max_leaves < 0:
         raise ValueError(f"max_leaves: {max_leaves}; allowed: 0 or more")
-    at_free = _REQUEST_HEADER + 4 * n
+    at_follows = _REQUEST_HEADER + 4 * n
+    at_free = at_follows + follows
     at_tokens = at_free + frees
     at_text = at_tokens + tokens
     _check_length(values, at_text, text)
     steps, at = [], at_tokens
-    for row in range(_REQUEST_HEADER, at_free, 4):
+    for row in range(_REQUEST_HEADER, at_follows, 4):
         session, start, count, sample = values[row : row + 4]
         steps.append(SessionStep(session, start, values[at : at + count], bool(sample)))
         at += count
@@ -105,7 +107,16 @@ def decode_request(wire: Wire) -> StepRequest:
         raise ValueError(f"tokens: there are {tokens}; the sessions count {at - at_tokens}")
     control = _json(wire[at_text:], text)
     opens = [SessionOpen(**{**o, "sampling": SamplingParams(**o["sampling"])}) for o in control.get("opens", ())]
-    return StepRequest(steps, opens, values[at_free:at_tokens], max_steps, max_leaves, control.get("hello", False))
+    return StepRequest(
+        steps,
+        opens,
+        values[at_free:at_tokens],
+        max_steps,
+        max_leaves,
+        number,
+        values[at_follows:at_free],
+        control.get("hello", False),
+    )
 
 
 def encode_response(response: StepResponse) -> Wire:

@@ -33,6 +33,9 @@ class BatchingConfig(_Config):
     threshold: PositiveInt | Literal["auto"] | list[PositiveInt] | dict[PositiveInt, list[PositiveInt]] = 1
     max_wait_ms: PositiveFloat = Field(50.0, description="a request waits no longer than this for a batch to fill")
     run_ahead: PositiveInt = Field(1, description="tokens of a call while no request can come to join it")
+    send_ahead: bool = Field(
+        True, description="the next call is sent shortly before the present one is expected to end"
+    )
     hold: bool = Field(
         False,
         description="a batch that could launch waits for requests that are about to come from another model,"

@@ -8,9 +8,10 @@ import asyncio
 import enum
 import logging
 from collections import Counter
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol
 
-from python_backends.llm.contract import LLMFacts, SessionResult, SessionStep, StepRequest, StepStats
+from python_backends.llm.contract import LLMFacts, SessionResult, StepRequest, StepResponse, StepStats
 from python_backends.token_router.delayed_batching import DelayedBatchingQueue
 from python_backends.token_router.errors import RequestFailed, TokenRouterError, Unavailable
 from python_backends.token_router.foresight import Allowance, Foresight
@@ -52,6 +53,37 @@ class Outcomes(Protocol):
         """An LLM came up or went down."""
 
 
+class _Call:
+    """One call under way.
+
+    request: what was sent. ahead: the sessions of the call before, if it was sent ahead of that one's end.
+    steps: who is in it, and with what: those whom the request names, and of `ahead` those who have stayed
+    (`DecodingLoop._settle` of the call before). answer: what is waited for.
+    """
+
+    def __init__(
+        self, request: StepRequest, batch: list[Session], ahead: list[Session], answer: asyncio.Future[StepResponse]
+    ) -> None:
+        self.request = request
+        self.ahead = dict.fromkeys(ahead)
+        self.steps = dict(zip(batch, request.steps, strict=True))
+        self.answer = answer
+        self._order = [*batch, *ahead]
+
+    def members(self) -> list[Session]:
+        """Who is in it, as far as is known now."""
+        return list(self.steps)
+
+    def samples(self, session: Session) -> bool:
+        """Whether the session gets a token, and isn't only prefilled."""
+        return self.steps[session].sample
+
+    def results(self, response: StepResponse) -> list[tuple[Session, SessionResult]]:
+        """What the LLM did for those who are in it."""
+        pairs = zip(self._order, response.results, strict=True)
+        return [(session, result) for session, result in pairs if session in self.steps]
+
+
 class DecodingLoop:
     """One LLM's loop.
 
@@ -82,6 +114,7 @@ class DecodingLoop:
         self._outcomes = outcomes
         self._held: set[Session] = set()  # sessions that the LLM has been told of
         self._frees: list[int] = []
+        self._number = 0  # of the last call
         self._wake = asyncio.Event()
         self._log = logging.getLogger(f"token_router.{llm.name}")
         llm.on_death = self.wake
@@ -117,10 +150,30 @@ class DecodingLoop:
         await self._until_up()
         while True:
             try:
-                batch = await self._next_batch()
-                await (self._step(batch) if batch else self._free())
+                await self._decode()
             except Unavailable as error:
                 await self._recover(error)
+
+    async def _decode(self) -> None:
+        """Call after call, the next one sent ahead of the end of the present one where that is foreseen."""
+        call: _Call | None = None
+        following: _Call | None = None
+        try:
+            while True:
+                if call is None:
+                    batch = await self._next_batch()
+                    if not batch:
+                        await self._free()
+                        continue
+                    call = self._launch(batch)
+                    self._begun(call)
+                following = await self._send_ahead(call)
+                await self._finish(call, following)
+                call, following = following, None
+        finally:
+            for under_way in (call, following):
+                if under_way is not None:
+                    await self._abandon(under_way)
 
     async def _next_batch(self) -> list[Session]:
         """The sessions of the next call; empty = nobody, but there are sessions to free."""
@@ -145,77 +198,127 @@ class DecodingLoop:
         if timer is not None:
             timer.cancel()
 
-    async def _step(self, batch: list[Session]) -> None:
-        self._scheduler.started(self._model)
-        try:
-            await self._call(batch)
-        finally:
-            self._scheduler.ended(self._model)
-            self._foresight.failed(self._model)
-
-    async def _free(self) -> None:
-        """Nobody is stepped: tell the LLM what to forget."""
-        frees, self._frees = self._frees, []
-        try:
-            self.stats = (await self.llm.step(StepRequest(free=frees))).stats
-        except RequestFailed:
-            self._frees += frees
-
-    async def _call(self, batch: list[Session]) -> None:
+    def _launch(self, batch: list[Session], follows: Sequence[Session] = ()) -> _Call:
+        """Send a call. follows: sessions of the call under way, who are in it if they stay."""
         steps = [session.next_step(self._chunk) for session in batch]
         opens = [session.opening() for session in batch if session not in self._held]
-        frees, self._frees = self._frees, []
         self._held.update(batch)
         for session in batch:
             session.state = SessionState.RUNNING
-        allowed = self._foresight.allows(self._model, batch) if all(s.sample for s in steps) else Allowance()
-        request = StepRequest(steps, opens, frees, allowed.max_steps, allowed.max_leaves)
-        self._foresight.launched(self._model, len(batch))
-        self._traffic.launched(self._model)
-        try:
-            response = await self.llm.step(request)
-        except RequestFailed as error:
-            self._frees += frees
-            for session in batch:
-                self._fail(session, error)
-            return
-        self.stats = response.stats
-        self.clock.called(response.stats)
-        left = Counter(peer_to_model(self._model, r.destination) for r in response.results if r.destination)
-        self._foresight.ended(self._model, response.stats.steps, response.stats.compute_ms / 1000, left)
-        self._traffic.called(
-            self._model,
-            session_steps=sum(len(result.token_ids) or 1 for result in response.results),
-            more_tokens=sum(len(step.token_ids) - 1 for step in steps),
-            ms=response.stats.compute_ms,
-            steps=response.stats.steps,
-            prefilled=any(session.urgent for session in batch),
+        allowed = Allowance()
+        if not follows and all(step.sample for step in steps):
+            allowed = self._foresight.allows(self._model, batch)
+        request = self._request(
+            steps=steps,
+            opens=opens,
+            max_steps=allowed.max_steps,
+            max_leaves=allowed.max_leaves,
+            follows=[session.rid for session in follows],
         )
-        for session, step, result in zip(batch, steps, response.results, strict=True):
-            self._settle(session, step, result)
+        return _Call(request, batch, list(follows), self.llm.step(request))
 
-    def _settle(self, session: Session, step: SessionStep, result: SessionResult) -> None:
-        """Act on what the step did for one session."""
+    def _request(self, **parts: Any) -> StepRequest:
+        """The next request of this loop, with the sessions to free."""
+        self._number += 1
+        frees, self._frees = self._frees, []
+        return StepRequest(number=self._number, free=frees, **parts)
+
+    async def _free(self) -> None:
+        """Nobody is stepped: tell the LLM what to forget."""
+        request = self._request()
+        try:
+            self.stats = (await self.llm.step(request)).stats
+        except RequestFailed:
+            self._frees += request.free
+
+    async def _send_ahead(self, call: _Call) -> _Call | None:
+        """Wait for the call's end, and shortly before it send the next one if there surely is one."""
+        at = self._foresight.sends_ahead_at(self._model)
+        if at is None:
+            return None
+        await asyncio.wait([call.answer], timeout=max(0.0, at - asyncio.get_running_loop().time()))
+        if call.answer.done():
+            return None
+        follows = [s for s in call.members() if s.state is SessionState.RUNNING and call.samples(s)]
+        if not self._foresight.sends_ahead(self._model, len(self.queue), len(follows)):
+            return None
+        return self._launch(self.queue.take(self._chunk), follows)
+
+    def _begun(self, call: _Call) -> None:
+        """The LLM begins the call now, as far as one can tell."""
+        self._scheduler.started(self._model)
+        self._foresight.launched(self._model, len(call.steps), call.request.max_steps, sent_ahead=bool(call.ahead))
+        self._traffic.launched(self._model)
+
+    async def _finish(self, call: _Call, following: _Call | None) -> None:
+        """Wait for the call's answer and act on it. Those who stay are in the following call already."""
+        try:
+            response = await call.answer
+        except RequestFailed as error:
+            self._frees += call.request.free
+            for session in call.steps:
+                self._fail(session, error)
+        else:
+            self._learn(call, response)
+            for session, result in call.results(response):
+                self._settle(session, call, result, following)
+        finally:
+            self._foresight.failed(self._model)
+            if following is None:
+                self._scheduler.ended(self._model)
+        if following is not None:
+            self._begun(following)
+
+    def _learn(self, call: _Call, response: StepResponse) -> None:
+        """What the call's time and its outcomes say about the next ones."""
+        stats = self.stats = response.stats
+        self.clock.called(stats)
+        results = [result for _, result in call.results(response)]
+        left = Counter(peer_to_model(self._model, result.destination) for result in results if result.destination)
+        self._foresight.ended(self._model, stats.steps, stats.compute_ms / 1000, left)
+        if results:
+            self._traffic.called(
+                self._model,
+                session_steps=sum(len(result.token_ids) or 1 for result in results),
+                more_tokens=sum(len(step.token_ids) - 1 for step in call.steps.values()),
+                ms=stats.compute_ms,
+                steps=stats.steps,
+                prefilled=any(session.urgent for session in call.steps),
+            )
+
+    def _settle(self, session: Session, call: _Call, result: SessionResult, following: _Call | None) -> None:
+        """Act on what the call did for one session."""
         if session.state is not SessionState.RUNNING:
             return  # its request ended during the call
-        if result.error is not None:
-            self._fail(session, RequestFailed(f"model '{self.llm.name}': {result.error}"))
+        if result.error is not None or not (result.token_ids or not call.samples(session)):
+            self._fail(session, RequestFailed(f"model '{self.llm.name}': {result.error or 'made no token'}"))
             return
-        session.take_result(step, result)
-        if not step.sample:
+        session.take_result(call.steps[session], result)
+        if not call.samples(session):
             if session.here or session.kv_tokens < session.target:
                 self.add(session, urgent=True)  # it has had its turn, only not all of it
             else:
                 session.state = SessionState.PENDING
         elif result.destination == 0:
             self._traffic.stayed(self._model, session.rid, len(result.token_ids))
-            if not self._outcomes.commit(session):
+            if self._outcomes.commit(session):
+                return
+            if following is not None and session in following.ahead:
+                following.steps[session] = session.next_step(self._chunk)
+            else:
                 self.add(session)
         else:
             session.state = SessionState.PENDING
             session.here = False
             self._traffic.stayed(self._model, session.rid, len(result.token_ids) - 1)  # those before, run ahead
             self._outcomes.handoff(session)
+
+    async def _abandon(self, call: _Call) -> None:
+        """Nobody acts on this call any more: the LLM is lost, or the runtime ends."""
+        self._foresight.failed(self._model)
+        self._scheduler.ended(self._model)
+        call.answer.cancel()
+        await asyncio.gather(call.answer, return_exceptions=True)
 
     def _forget(self, session: Session) -> None:
         self._held.remove(session)

@@ -5,8 +5,11 @@ Run-ahead: how many steps a model makes in one call, so that they share the cost
 itself only for as long as no request can come to join it, and lets go of a request only as long as no other
 model could launch with it.
 
+Sending ahead: the next call is sent shortly before the present one is over, so that the LLM goes on at once; of
+the sessions of the present call, those are in it who stay. Nobody who comes in between may miss it.
+
 Holding: a batch that could launch waits for requests that are about to come from another model, when that
-saves more waiting than it costs. The Markov model has no such rule; both change no token.
+saves more waiting than it costs. The Markov model has no such rule. None of these changes a token.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ __all__ = ["Allowance", "Foresight"]
 
 _SMOOTHING = 0.2  # of the newest call in the forecasts
 _MARGIN_S = 0.001  # run-ahead ends this long before another model, so that what leaves is there in time
+_LEAD_S = 0.0012  # a call is sent this long before the present one's answer is expected
+_FOLLOWS = 0.5  # sessions: with fewer expected to stay, and nobody waiting, no call is sent ahead
 _LATE_S = 0.0005  # how much later than forecast a call may end before nobody is held for it any more
 
 
@@ -34,6 +39,18 @@ class Allowance:
     max_leaves: int = 0
 
 
+@dataclass(frozen=True)
+class _Call:
+    """One under way. ends_s, last_s: when it is expected to be over, at the soonest and after all its steps; None
+    = nobody knows."""
+
+    sessions: int
+    sent_ahead: bool
+    began_s: float
+    ends_s: float | None
+    last_s: float | None
+
+
 class _Forecast:
     """Of one model: how long its calls take, as seen from here, and where its requests go.
 
@@ -43,14 +60,18 @@ class _Forecast:
 
     def __init__(self, models: int) -> None:
         self._step_s: dict[int, float] = {}
-        self.call_s = 0.0
+        self.call_s = 0.0  # of a call, whatever its steps
+        self.ahead_s = 0.0  # the same of a call sent ahead, from the end of the one before
         self.goes = [0.0] * models  # the share of a call's sessions that leaves for each model
 
-    def learn(self, sessions: int, steps: int, compute_s: float, took_s: float, left: Mapping[int, int]) -> None:
-        step_s = compute_s / steps
+    def learn(self, call: _Call, steps: int, compute_s: float, took_s: float, left: Mapping[int, int]) -> None:
+        sessions, step_s = call.sessions, compute_s / steps
         known = self._step_s.get(sessions, step_s)
         self._step_s[sessions] = known + _SMOOTHING * (step_s - known)
-        self.call_s += _SMOOTHING * (took_s - compute_s - self.call_s)
+        if call.sent_ahead:
+            self.ahead_s += _SMOOTHING * (took_s - compute_s - self.ahead_s)
+        else:
+            self.call_s += _SMOOTHING * (took_s - compute_s - self.call_s)
         for model, share in enumerate(self.goes):
             self.goes[model] = share + _SMOOTHING * (left.get(model, 0) / sessions - share)
 
@@ -61,21 +82,13 @@ class _Forecast:
         return self._step_s[min(self._step_s, key=lambda n: abs(n - sessions))]
 
 
-@dataclass(frozen=True)
-class _Call:
-    """One under way. ends_s: the soonest that it is expected to be over; None = nobody knows."""
-
-    sessions: int
-    began_s: float
-    ends_s: float | None
-
-
 class Foresight:
     """What every decoding loop asks before a launch. scheduler: of all models. clock: seconds, monotonic."""
 
     def __init__(self, batching: BatchingConfig, scheduler: Scheduler, models: int, clock: Callable[[], float]) -> None:
         self._steps = batching.run_ahead
         self._holds = batching.hold
+        self._sends_ahead = batching.send_ahead and batching.policy == "async"
         self._scheduler = scheduler
         self._clock = clock
         self._forecasts = [_Forecast(models) for _ in range(models)]
@@ -113,30 +126,72 @@ class Foresight:
             if other == model or call is None or call.ends_s is None:
                 continue
             wait_s = call.ends_s + _LATE_S - now
-            coming = call.sessions * self._forecasts[other].goes[model]
-            if 0 < wait_s < here_s and waiting * wait_s < coming * (here_s - wait_s):
+            if self._pays(wait_s, here_s, waiting, other, model):
                 until = now + wait_s if until is None else min(until, now + wait_s)
         return until
 
-    def launched(self, model: int, sessions: int) -> None:
-        """`model` begins a call with this many sessions."""
+    def sends_ahead_at(self, model: int) -> float | None:
+        """When to ask `sends_ahead`, before the call of `model` is over; None = not for this call."""
+        call = self._calls[model]
+        if not self._sends_ahead or call is None or call.last_s is None:
+            return None
+        return call.last_s - _LEAD_S
+
+    def sends_ahead(self, model: int, waiting: int, follows: int) -> bool:
+        """Whether to send the next call of `model` now, a little before its present one is over. waiting: for
+        it; follows: sessions of the present call, who are in the next one if they stay."""
+        call, forecast = self._calls[model], self._forecasts[model]
+        step_s = forecast.step_s(waiting + follows)
+        if call is None or call.last_s is None or step_s is None or self._runs_ahead_next(follows):
+            return False
+        threshold = self._scheduler.thresholds[model]
+        stays = follows * (1 - sum(forecast.goes))
+        if waiting < threshold and (threshold > 1 or stays < _FOLLOWS):
+            return False  # that there is a next call is not sure enough
+        here_s = forecast.ahead_s + step_s
+        for other, theirs in enumerate(self._calls):
+            if other == model or theirs is None or not self._forecasts[other].goes[model]:
+                continue
+            if theirs.ends_s is None:
+                return False
+            wait_s = theirs.ends_s + _LATE_S - call.last_s
+            if wait_s < 0 or (self._holds and self._pays(wait_s, here_s, waiting + stays, other, model)):
+                return False
+        return True
+
+    def launched(self, model: int, sessions: int, max_steps: int, sent_ahead: bool = False) -> None:
+        """`model` begins a call. sessions: in it; sent_ahead: of the end of the call before, which is now."""
         now = self._clock()
         forecast = self._forecasts[model]
         step_s = forecast.step_s(sessions)
-        self._calls[model] = _Call(sessions, now, None if step_s is None else now + forecast.call_s + step_s)
+        ends_s = last_s = None
+        if step_s is not None and sessions:
+            began_s = now + (forecast.ahead_s if sent_ahead else forecast.call_s)
+            ends_s, last_s = began_s + step_s, began_s + max_steps * step_s
+        self._calls[model] = _Call(sessions, sent_ahead, now, ends_s, last_s)
 
     def ended(self, model: int, steps: int, compute_s: float, left: Mapping[int, int]) -> None:
         """The call is over. steps, compute_s: what the model did in it; left: how many sessions go to which
         model."""
         call = self._calls[model]
-        if call is not None and steps:
+        if call is not None and steps and call.sessions:
             took_s = self._clock() - call.began_s
-            self._forecasts[model].learn(call.sessions, steps, compute_s, took_s, left)
+            self._forecasts[model].learn(call, steps, compute_s, took_s, left)
         self._calls[model] = None
 
     def failed(self, model: int) -> None:
         """The call is over, and nothing is to be learned from it."""
         self._calls[model] = None
+
+    def _runs_ahead_next(self, follows: int) -> bool:
+        """Whether the next call would better be one of many steps, which is not sent ahead."""
+        return self._steps > 1 and follows == self._scheduler.live
+
+    def _pays(self, wait_s: float, here_s: float, waiting: float, other: int, model: int) -> bool:
+        """Whether `waiting` sessions of `model` should wait that long for those of the call of `other`."""
+        call = self._calls[other]
+        coming = 0.0 if call is None else call.sessions * self._forecasts[other].goes[model]
+        return 0 < wait_s < here_s and waiting * wait_s < coming * (here_s - wait_s)
 
     def _steps_before_others(self, model: int, sessions: int) -> int:
         """How many steps end before anybody could come from another model."""

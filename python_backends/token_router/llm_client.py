@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the event loop calls an LLM: one call at a time, in a thread that does nothing else."""
+"""How the event loop calls an LLM: in threads that do nothing else."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ from python_backends.token_router.errors import RequestFailed, Unavailable
 
 __all__ = ["LLMClient", "ThreadedLLMClient"]
 
+_CALLS_AT_ONCE = 2  # one that the LLM makes, and one sent ahead of its end
+
 T = TypeVar("T")
 
 
 class LLMClient(ABC):
-    """One LLM, as the decoding loop sees it. Its coroutines are awaited one at a time.
+    """One LLM, as the decoding loop sees it. Only steps overlap, two at most: the LLM makes them in order.
 
     on_death: called when the LLM is lost while nothing is awaited (decoding loop).
     """
@@ -40,9 +42,9 @@ class LLMClient(ABC):
         """Begin anew: the LLM frees every session and says what it is. Raises Unavailable."""
 
     @abstractmethod
-    async def step(self, request: StepRequest) -> StepResponse:
-        """One batched step. Raises Unavailable when the LLM is gone (all its sessions are lost), and
-        RequestFailed when the call failed and the LLM lives (the call's sessions are lost)."""
+    def step(self, request: StepRequest) -> asyncio.Future[StepResponse]:
+        """Send one call. What is awaited raises Unavailable when the LLM is gone (all its sessions are lost),
+        and RequestFailed when the call failed and the LLM lives (the call's sessions are lost)."""
 
     @abstractmethod
     async def reload(self) -> None:
@@ -79,10 +81,12 @@ class ThreadedLLMClient(LLMClient):
         self._step_timeout_s = step_timeout_s
         self._loop = asyncio.get_running_loop()
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=f"llm-{name}", daemon=True)
-        self._thread.start()
+        for number in range(_CALLS_AT_ONCE):
+            threading.Thread(target=self._run, name=f"llm-{name}-{number}", daemon=True).start()
         self._pidfd = -1
-        self._running: asyncio.Future[StepResponse] | None = None
+        self._steps: set[asyncio.Future[StepResponse]] = set()  # under way
+        self._busy = 0  # threads inside a job
+        self._idle = asyncio.Event()
 
     @property
     def lost(self) -> bool:
@@ -90,7 +94,7 @@ class ThreadedLLMClient(LLMClient):
 
     async def hello(self) -> LLMFacts:
         try:
-            response = await self._in_thread(lambda: self._exchange(StepRequest(hello=True)))
+            response = await self._in_thread(lambda: self._exchange(StepRequest(hello=True)), lambda error: error)
         except RuntimeError as error:
             raise Unavailable(f"model '{self.name}' doesn't answer: {error}") from error
         if response.facts is None:
@@ -101,44 +105,58 @@ class ThreadedLLMClient(LLMClient):
             raise Unavailable(f"model '{self.name}' went down: {error}") from error
         return response.facts
 
-    async def step(self, request: StepRequest) -> StepResponse:
-        running = self._running = self._in_thread(lambda: self._exchange(request))
+    def step(self, request: StepRequest) -> asyncio.Future[StepResponse]:
+        step = self._in_thread(lambda: self._exchange(request), self._failed)
         timer = self._loop.call_later(self._step_timeout_s * request.max_steps, self._kill)
-        try:
-            return await running
-        except RuntimeError as error:
-            if self.lost:
-                raise Unavailable(f"model '{self.name}' went down: {error}") from error
-            raise RequestFailed(f"a step of model '{self.name}' failed: {error}") from error
-        finally:
+        self._steps.add(step)
+
+        def over(_: asyncio.Future[StepResponse]) -> None:
             timer.cancel()
-            self._running = None
+            self._steps.discard(step)
+
+        step.add_done_callback(over)
+        return step
 
     async def reload(self) -> None:
         self._unwatch()
+        while self._busy:  # the calls that the LLM died in: Triton takes a second to give them up
+            self._idle.clear()
+            await self._idle.wait()
         try:
-            await self._in_thread(self._reload)
+            await self._in_thread(self._reload, lambda error: error)
         except RuntimeError as error:
             raise Unavailable(f"model '{self.name}' can't be reloaded: {error}") from error
 
     def close(self) -> None:
         self._unwatch()
-        self._jobs.put(None)
+        for _ in range(_CALLS_AT_ONCE):
+            self._jobs.put(None)
 
     def _exchange(self, request: StepRequest) -> StepResponse:
         return decode_response(self._call(encode_request(request)))
 
-    def _in_thread(self, job: Callable[[], T]) -> asyncio.Future[T]:
-        """Run `job` in the client's thread, after those given before."""
+    def _failed(self, error: RuntimeError) -> Exception:
+        """What a failed step means."""
+        if self.lost:
+            return Unavailable(f"model '{self.name}' went down: {error}")
+        return RequestFailed(f"a step of model '{self.name}' failed: {error}")
+
+    def _in_thread(self, job: Callable[[], T], failed: Callable[[RuntimeError], Exception]) -> asyncio.Future[T]:
+        """Run `job` in one of the client's threads, begun after those given before. failed: what its failure is
+        to whoever waits."""
         future: asyncio.Future[T] = self._loop.create_future()
+        self._busy += 1
 
         def settle(result: T | None, error: Exception | None) -> None:
+            self._busy -= 1
+            if not self._busy:
+                self._idle.set()
             if future.done():  # its LLM died meanwhile, or nobody waits any more
                 return
             if error is None:
                 future.set_result(result)  # type: ignore[arg-type]  # None only where T is None
             else:
-                future.set_exception(error if isinstance(error, RuntimeError) else RuntimeError(repr(error)))
+                future.set_exception(failed(error if isinstance(error, RuntimeError) else RuntimeError(repr(error))))
 
         def run() -> None:
             try:
@@ -171,9 +189,10 @@ class ThreadedLLMClient(LLMClient):
 
     def _on_death(self) -> None:
         self._unwatch()
-        if self._running is not None and not self._running.done():
-            self._running.set_exception(RuntimeError("its process has ended"))
-        else:
+        running = [step for step in self._steps if not step.done()]
+        for step in running:
+            step.set_exception(self._failed(RuntimeError("its process has ended")))
+        if not running:
             self.on_death()
 
     def _kill(self) -> None:

@@ -242,3 +242,38 @@ def test_a_router_that_needs_what_the_engine_lacks_is_refused() -> None:
     with pytest.raises(ValueError, match="Needy needs hidden_states"):
         check_compatible(needy, FakeEngine().capacity())
     check_compatible(needy, FakeEngine(("logits", "hidden_states")).capacity())
+
+
+def test_a_call_sent_ahead_goes_on_with_those_who_stayed() -> None:
+    rig = Rig()
+    opens = {1: {}, 2: {"router_params": {"leave_at": 2}}, 3: {"limit": 3}}
+    rig.call(*(SessionStep(s, 0, [0, 1]) for s in opens), opens=opens, number=4)
+    stayed, left, full, new = 1, 2, 3, 9
+    results = rig.call(SessionStep(new, 0, [0, 7]), opens={new: {}}, number=5, follows=[stayed, left, full])
+    assert [r.token_ids for r in results] == [[8], [3], [], []]
+    assert [r.error for r in results] == [None] * 4
+    assert rig.engine.steps[-1] == [SessionStep(new, 0, [0, 7]), SessionStep(stayed, 2, [2])]
+    (again,) = rig.call(number=6, follows=[stayed])
+    assert again.token_ids == [4]
+
+
+def test_a_call_sent_ahead_of_none_that_stays_does_nothing() -> None:
+    rig = Rig()
+    rig.call(SessionStep(1, 0, [0, 1]), opens={1: {"router_params": {"leave_at": 2}}}, number=1)
+    made = len(rig.engine.steps)
+    assert rig.call(number=2, follows=[1]) == [SessionResult()]
+    assert len(rig.engine.steps) == made
+
+
+@pytest.mark.parametrize("number", [1, 2, 4])
+def test_a_call_that_follows_another_than_the_last_is_an_error(number: int) -> None:
+    rig = Rig()
+    rig.call(SessionStep(1, 0, [0, 1]), opens={1: {}}, number=2)
+    (result,) = rig.call(number=number, follows=[1])
+    assert "follows: the call before this one" in str(result.error)
+
+
+def test_who_is_freed_does_not_follow() -> None:
+    rig = Rig()
+    rig.call(SessionStep(1, 0, [0, 1]), opens={1: {}}, number=1)
+    assert rig.call(number=2, follows=[1], free=[1]) == [SessionResult()]

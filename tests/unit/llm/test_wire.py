@@ -39,6 +39,8 @@ requests = st.builds(
     token_lists,
     st.integers(1, 2**31 - 1),
     ids,
+    ids,
+    token_lists,
     st.booleans(),
 )
 sampled = st.lists(st.tuples(ids, st.floats(width=32, allow_nan=False)), max_size=4)
@@ -74,12 +76,12 @@ def test_a_response_comes_through(response: StepResponse) -> None:
 @pytest.mark.parametrize(
     ("place", "value", "message"),
     [
-        (0, 1, "header: begins with \\[1\\]; this end speaks version 2"),
+        (0, 2, "header: begins with \\[2\\]; this end speaks version 3"),
         (1, 0, "max_steps: 0; allowed: 1 or more"),
         (2, -1, "max_leaves: -1; allowed: 0 or more"),
-        (5, 2, "length: 14 values; the header counts 13"),
-        (9, 2, "tokens: there are 3; the sessions count 2"),
-        (6, 9, "length: 14 values; the header counts 17"),
+        (7, 2, "length: 16 values; the header counts 15"),
+        (11, 2, "tokens: there are 3; the sessions count 2"),
+        (8, 9, "length: 16 values; the header counts 19"),
     ],
 )
 def test_a_request_that_contradicts_itself_is_refused(place: int, value: int, message: str) -> None:

@@ -10,7 +10,15 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from python_backends.llm.contract import LLMFacts, SessionOpen, SessionResult, StepRequest, StepResponse, StepStats
+from python_backends.llm.contract import (
+    LLMFacts,
+    SessionOpen,
+    SessionResult,
+    SessionStep,
+    StepRequest,
+    StepResponse,
+    StepStats,
+)
 from python_backends.token_router.config import RuntimeConfig
 from python_backends.token_router.errors import TokenRouterError, Unavailable
 from python_backends.token_router.llm_client import LLMClient
@@ -89,7 +97,8 @@ class FakeLLM(LLMClient):
         self.reloads = 0
         self.reload_fails = False
         self._dead = False
-        self._busy: asyncio.Task[None] | None = None
+        self._steps: list[asyncio.Task[StepResponse]] = []  # under way, in order
+        self._stayed: dict[int, int] = {}  # of the last call: session -> the token that it goes on from
 
     @property
     def lost(self) -> bool:
@@ -99,10 +108,10 @@ class FakeLLM(LLMClient):
         """The process ends, now."""
         self._dead = True
         self.sessions.clear()
-        if self._busy is not None:
-            self._busy.cancel()
-        else:
+        if not self._steps:
             self.on_death()
+        for step in self._steps:
+            step.cancel()
 
     async def hello(self) -> LLMFacts:
         self._dead = False
@@ -117,18 +126,28 @@ class FakeLLM(LLMClient):
     def close(self) -> None:
         pass
 
-    async def step(self, request: StepRequest) -> StepResponse:
+    def step(self, request: StepRequest) -> asyncio.Future[StepResponse]:
+        assert len(self._steps) < 2
         self.batches.append(request)
-        took_s = self.step_s() if request.steps else 0.0
-        self._busy = asyncio.ensure_future(asyncio.sleep(took_s))
+        before = self._steps[-1] if self._steps else None
+        step = asyncio.ensure_future(self._after(before, request))
+        self._steps.append(step)
+        step.add_done_callback(self._steps.remove)
+        return step
+
+    async def _after(self, before: asyncio.Task[StepResponse] | None, request: StepRequest) -> StepResponse:
         try:
-            await self._busy
+            if before is not None:
+                await asyncio.wait([before])
+            return await self._step(request)
         except asyncio.CancelledError:
             if self._dead:
                 raise Unavailable(f"model '{self.name}' went down") from None
             raise
-        finally:
-            self._busy = None
+
+    async def _step(self, request: StepRequest) -> StepResponse:
+        took_s = self.step_s() if request.steps or request.follows else 0.0
+        await asyncio.sleep(took_s)
         return self._compute(request, took_s)
 
     def _compute(self, request: StepRequest, took_s: float) -> StepResponse:
@@ -139,8 +158,10 @@ class FakeLLM(LLMClient):
             self.sessions[opening.session] = FakeSession(opening)
         assert len(self.sessions) <= self.facts.max_sessions
         assert len({s.session for s in request.steps}) == len(request.steps)
+        going = [s for s in request.follows if s in self._stayed and s in self.sessions]
+        steps = [*request.steps, *(SessionStep(s, len(self.sessions[s].tokens), [self._stayed[s]]) for s in going)]
         made: list[SessionResult] = []
-        for step in request.steps:
+        for step in steps:
             session = self.sessions[step.session]
             assert 0 <= step.start <= len(session.tokens)
             assert 0 < len(step.token_ids) <= self.facts.prefill_chunk
@@ -149,7 +170,7 @@ class FakeLLM(LLMClient):
         may_leave = request.max_leaves
         for _ in range(request.max_steps):
             stop = False
-            for i, step in enumerate(request.steps):
+            for i, step in enumerate(steps):
                 if made[i].destination != 0:
                     continue  # it has left
                 if not step.sample:
@@ -165,8 +186,15 @@ class FakeLLM(LLMClient):
                 stop = stop or len(prefix) + 1 >= session.opening.limit
             if stop or may_leave < 0:
                 break
-        steps = max((len(r.token_ids) or 1 for r in made), default=0)
-        return StepResponse(made, StepStats(took_s * 1000, took_s * 1000, steps, len(self.sessions)))
+        results = dict(zip((step.session for step in steps), made, strict=True))
+        self._stayed = {s: r.token_ids[-1] for s, r in results.items() if self._stays(s, r)}
+        ordered = [results.get(s, SessionResult()) for s in (*(s.session for s in request.steps), *request.follows)]
+        count = max((len(r.token_ids) or 1 for r in made), default=0)
+        return StepResponse(ordered, StepStats(took_s * 1000, took_s * 1000, count, len(self.sessions)))
+
+    def _stays(self, session: int, result: SessionResult) -> bool:
+        held = self.sessions[session]
+        return bool(result.token_ids) and not result.destination and len(held.tokens) + 1 < held.opening.limit
 
 
 @dataclass

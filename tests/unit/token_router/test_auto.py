@@ -34,8 +34,8 @@ BEST = {p: solve(Profile(
 class TimedLLM(FakeLLM):
     """Says how long its steps took."""
 
-    async def step(self, request: StepRequest) -> StepResponse:
-        response = await super().step(request)
+    async def _step(self, request: StepRequest) -> StepResponse:
+        response = await super()._step(request)
         steps = max((len(result.token_ids) or 1 for result in response.results), default=0)
         return replace(response, stats=replace(response.stats, steps=steps, compute_ms=self.step_s() * 1000 * steps))
 

@@ -49,7 +49,7 @@ class Rig:
 
     def launch(self, model: int, sessions: int) -> None:
         self.scheduler.started(model)
-        self.foresight.launched(model, sessions)
+        self.foresight.launched(model, sessions, 1)
 
     def allows(self, model: int, sessions: int, tokens: int = 5) -> Allowance:
         class Request:
@@ -98,7 +98,7 @@ def test_an_unknown_end_is_not_foreseen() -> None:
     scheduler = AsyncScheduler(queues, Thresholds(config, 2))
     scheduler.live_changed(4)
     foresight = Foresight(config, scheduler, 2, lambda: 0.0)
-    foresight.launched(LLM, 2)
+    foresight.launched(LLM, 2, 1)
     scheduler.started(LLM)
     assert foresight.allows(SLM, []).max_steps == 1
     assert foresight.holds_until(SLM, 1) is None
@@ -146,3 +146,60 @@ def test_a_held_batch_launches_with_those_who_came() -> None:
         run(main(hold))
     mean = {hold: sum(counts) / len(counts) for hold, counts in sizes.items()}
     assert mean[True] > mean[False]
+
+
+@pytest.mark.parametrize(
+    ("waiting", "follows", "sent"),
+    [
+        (0, 2, True),  # about one of two stays
+        (1, 0, True),
+        (0, 0, False),  # nobody
+    ],
+)
+def test_the_next_call_is_sent_shortly_before_the_present_one_is_over(waiting: int, follows: int, sent: bool) -> None:
+    rig = Rig(run_ahead=1)
+    rig.launch(SLM, 2)
+    at = rig.foresight.sends_ahead_at(SLM)
+    assert at == pytest.approx(rig.now + 0.007 - 0.0012, abs=1e-4)
+    assert rig.foresight.sends_ahead(SLM, waiting, follows) == sent
+    assert Rig(send_ahead=False).foresight.sends_ahead_at(SLM) is None
+
+
+def test_none_is_sent_ahead_while_b_is_not_surely_reached() -> None:
+    rig = Rig(run_ahead=1)
+    rig.launch(LLM, 3)
+    assert not rig.foresight.sends_ahead(LLM, waiting=2, follows=3)  # they all leave
+    assert rig.foresight.sends_ahead(LLM, waiting=3, follows=3)
+
+
+@pytest.mark.parametrize(("apart_s", "sent"), [(-0.002, False), (0.0, True), (0.005, True)])
+def test_nobody_who_is_about_to_come_misses_the_next_call(apart_s: float, sent: bool) -> None:
+    """The LLM's call is over `apart_s` after the SLM's."""
+    rig = Rig(run_ahead=1)
+    rig.launch(LLM, 3)
+    rig.now += 0.022 - apart_s
+    rig.launch(SLM, 2)
+    assert rig.foresight.sends_ahead(SLM, waiting=0, follows=2) == sent
+
+
+def test_the_runtime_sends_ahead_and_the_stream_is_the_same() -> None:
+    streams: dict[bool, list[list[int]]] = {}
+    follows: dict[bool, int] = {}
+
+    async def main(send_ahead: bool) -> None:
+        config = RuntimeConfig.model_validate(
+            {"models": ["slm", "llm"], "router": {"name": "random"}, "batching": {"send_ahead": send_ahead}}
+        )
+        slm = FakeLLM("slm", lambda rid, at, _: int((at * at * 7 + rid * 13) % 20 < 7), step_s=lambda: 0.006)
+        llm = FakeLLM("llm", lambda *_: 1, step_s=lambda: 0.028)
+        async with Deployment(config, [slm, llm]) as deployment:
+            asked = [deployment.submit(input_ids=[5], max_tokens=60, ignore_eos=True)[1] for _ in range(4)]
+            await asyncio.gather(*(s.done.wait() for s in asked))
+            await deployment.settled()
+        streams[send_ahead] = [s.token_ids for s in asked]
+        follows[send_ahead] = sum(len(b.follows) for b in slm.batches)
+
+    for send_ahead in (False, True):
+        run(main(send_ahead))
+    assert streams[True] == streams[False]
+    assert follows[False] == 0 and follows[True] > 20

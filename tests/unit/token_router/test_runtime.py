@@ -55,11 +55,13 @@ def _worlds(draw: st.DrawFn) -> dict[str, Any]:
             "policy": policy,
             **(waits if policy == "async" else {}),
             "run_ahead": draw(st.integers(1, 6)),
+            "send_ahead": draw(st.booleans()),
             "llm_prefill": draw(st.sampled_from(["eager", "lazy"])),
             "resume": draw(st.booleans()),
         },
         "max_live": draw(st.integers(1, 8)),
         "seed": draw(st.integers(0, 10**6)),
+        "steps_s": draw(st.sampled_from([[0.001, 0.004, 0.02], [0.006], [0.004, 0.0041]])),  # foreseen or not
         "leave": draw(st.sampled_from([0.0, 0.1, 0.5, 1.0])),
         "requests": draw(
             st.lists(
@@ -99,7 +101,7 @@ def test_every_stream_is_what_the_sequential_loop_gives(world: dict[str, Any]) -
         return FakeLLM(
             names[i],
             lambda rid, position, token: _drawn(world["seed"], i, rid, position, n, world["leave"]),
-            step_s=lambda: steps.choice([0.001, 0.004, 0.02]),
+            step_s=lambda: (1 + 3 * i) * steps.choice(world["steps_s"]),
         )
 
     async def one(deployment: Deployment, number: int, spec: dict[str, Any]) -> None:

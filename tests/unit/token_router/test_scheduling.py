@@ -22,10 +22,10 @@ class TimedLLM(FakeLLM):
 
     spans: list[tuple[float, float, int]]
 
-    async def step(self, request: StepRequest) -> StepResponse:
+    async def _step(self, request: StepRequest) -> StepResponse:
         loop = asyncio.get_running_loop()
         began = loop.time()
-        response = await super().step(request)
+        response = await super()._step(request)
         self.spans.append((began, loop.time(), len(request.steps)))
         return response
 
