@@ -87,7 +87,8 @@ class StepRequest:
         step in which a session ends, fails, or has nothing sampled.
     max_leaves: how many sessions may leave before it stops too: the others go on without them.
     number: of the call, counted by the router. follows: sessions of the call before it (number - 1), which this
-        one was sent ahead of: each gets its next step here if it stayed, and an empty result if it left or ended.
+        one was sent ahead of: each gets its next step here if it stayed, and an empty result if it left or ended,
+        or if another call came in between.
     hello: asks for `StepResponse.facts`; frees every session first. A router says it when it starts.
     """
 

@@ -122,7 +122,7 @@ class LLMRunner:
         progress = {session: _Progress() for session in (*(s.session for s in request.steps), *request.follows)}
         if len(progress) != len(request.steps) + len(request.follows):
             raise ValueError("sessions: a session is there twice; each may be in a step at most once")
-        stayed = self._stayed if request.number == self._last_number + 1 else None
+        stayed = self._stayed if request.number == self._last_number + 1 else {}
         self._stayed, self._last_number = {}, request.number
         self._free(list(self._sessions) if request.hello else request.free)
         for opened in request.opens:
@@ -130,7 +130,7 @@ class LLMRunner:
         call = _CallClock()
         batch = [step for step in request.steps if self._known(step, progress)]
         max_steps = request.max_steps if len(batch) == len(request.steps) else 1
-        batch += self._following(request.follows, stayed, progress)
+        batch += [self._next_step(s, stayed[s]) for s in request.follows if s in stayed and s in self._sessions]
         may_leave = request.max_leaves
         while batch:
             self._append(batch)
@@ -174,17 +174,6 @@ class LLMRunner:
     def _next_step(self, session: int, token: int) -> SessionStep:
         """After a step that gave this token."""
         return SessionStep(session, len(self._sessions[session].tokens), [token])
-
-    def _following(
-        self, follows: Sequence[int], stayed: dict[int, int] | None, progress: dict[int, _Progress]
-    ) -> list[SessionStep]:
-        """The steps of those who stayed in the call before, whose last tokens `stayed` has; None = the call that
-        came before was another."""
-        if stayed is None:
-            for session in follows:
-                progress[session].error = "follows: the call before this one was not the one that it follows"
-            return []
-        return [self._next_step(s, stayed[s]) for s in follows if s in stayed and s in self._sessions]
 
     def _stays(self, session: int, progress: _Progress) -> bool:
         """Whether a session has a next step here."""

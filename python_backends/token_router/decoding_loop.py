@@ -234,9 +234,10 @@ class DecodingLoop:
     async def _send_ahead(self, call: _Call) -> _Call | None:
         """Wait for the call's end, and shortly before it send the next one if there surely is one."""
         at = self._foresight.sends_ahead_at(self._model)
-        if at is None:
+        left_s = 0.0 if at is None else at - asyncio.get_running_loop().time()
+        if left_s <= 0:
             return None
-        await asyncio.wait([call.answer], timeout=max(0.0, at - asyncio.get_running_loop().time()))
+        await asyncio.wait([call.answer], timeout=left_s)
         if call.answer.done():
             return None
         follows = [s for s in call.members() if s.state is SessionState.RUNNING and call.samples(s)]
@@ -290,8 +291,11 @@ class DecodingLoop:
         """Act on what the call did for one session."""
         if session.state is not SessionState.RUNNING:
             return  # its request ended during the call
-        if result.error is not None or not (result.token_ids or not call.samples(session)):
-            self._fail(session, RequestFailed(f"model '{self.llm.name}': {result.error or 'made no token'}"))
+        if result.error is not None:
+            self._fail(session, RequestFailed(f"model '{self.llm.name}': {result.error}"))
+            return
+        if call.samples(session) and not result.token_ids:
+            self.add(session)  # it was to follow, and another call came in between
             return
         session.take_result(call.steps[session], result)
         if not call.samples(session):
