@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # The habits of this repository. Each one first makes .venv when it is missing or older than pyproject.toml.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo chat serve test check format bench clean
+.PHONY: help setup demo chat serve test check format bench bench-runtime load clean
 
 TOKENROUTER := .venv/bin/tokenrouter
 
 help: ## list these habits
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo; echo "  ARGS=... is handed on: make demo ARGS='--question \"Write a binary search\"'"
 
 setup: ## make .venv with the tokenrouter command in it (PYTHON=... names the interpreter of a new one)
@@ -32,6 +32,12 @@ format: setup ## put the code in order
 
 bench: setup ## measure what the runtime costs beside the engine
 	@.venv/bin/python perf/bench.py $(ARGS)
+
+bench-runtime: setup ## measure the runtime on a real Triton against the Markov model (under 10 minutes)
+	@.venv/bin/python -m perf.runtime $(ARGS)
+
+load: setup ## put load on a running server with Locust: make load ARGS='-u 8 -t 60s --prompts chat'
+	@.venv/bin/locust -f perf/locustfile.py GrpcUser --headless $(ARGS)
 
 clean: ## remove .venv and the caches of the tools (fetched weights stay in the user's cache)
 	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info

@@ -3,18 +3,18 @@
 
 Each constant B and `auto` run through the same three phases of the paper's pair (SLM steps of 6.0 ms, LLM steps of
 27.9 ms). Prints tokens/s by phase, and how far `auto` is from the best constant B of each phase and of the
-whole; --output writes them as JSON.
+whole.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.console import Console
 from rich.table import Table
 
@@ -57,16 +57,16 @@ class _PhaseMeter(Observer):
         self.tokens[min(int(now / self._phase_ns), len(_RATES) - 1)] += tokens
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--live", type=int, nargs="+", default=[4, 8], help="requests at once (default: 4 8)")
-    parser.add_argument("--phase-s", type=float, default=60.0, help="simulated seconds of each phase (default: 60)")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path, help="a JSON file to write")
-    options = parser.parse_args()
-    results = {str(live): _compare(live, options.phase_s, options.seed) for live in options.live}
-    if options.output:
-        options.output.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+def main(
+    concurrency: Annotated[list[int] | None, typer.Option(min=1, help="requests at once; default: 4 and 8")] = None,
+    phase_s: Annotated[float, typer.Option(min=1.0, help="simulated seconds of each phase")] = 60.0,
+    seed: Annotated[int, typer.Option(help="of all randomness")] = 0,
+    output: Annotated[Path | None, typer.Option(help="a JSON file to write")] = None,
+) -> None:
+    """Simulated: p moves from 0.1 to 0.5 and back; `batching: auto` beside every constant B."""
+    results = {str(live): _compare(live, phase_s, seed) for live in concurrency or (4, 8)}
+    if output is not None:
+        output.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
 def _compare(live: int, phase_s: float, seed: int) -> dict[str, Any]:
@@ -122,4 +122,4 @@ def _solved(live: int, profile: str, applied: tuple[int, ...]) -> Answer:
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

@@ -240,7 +240,13 @@ def main(
     """Compare both over the grid; the exit status is 1 when the paper's case is off by more than 1 %."""
     began = time.monotonic()
     points = []
-    for i, case in enumerate((*paper_cases(), *general_cases())):
+    cases = [*paper_cases(), *general_cases()]
+    kinds = dict.fromkeys(case.kind for case in cases)
+    if kind is None:
+        output.mkdir(parents=True, exist_ok=True)
+    elif kind not in kinds:
+        raise typer.BadParameter(f"{kind}: there are {', '.join(kinds)}", param_hint="--kind")
+    for i, case in enumerate(cases):
         if kind is None or case.kind == kind:
             points.append(point(case, seed + i, session_steps))
             if abs(points[-1].error) > BAR:
@@ -253,7 +259,6 @@ def main(
         table.add_row(*_cells(row))
     console.print(table)
     if kind is None:
-        output.mkdir(parents=True, exist_ok=True)
         data = {
             "session_steps": session_steps,
             "seed": seed,

@@ -154,7 +154,6 @@ def simulate(
     """What each scheduling policy makes of a deployment's traffic, by simulation."""
     from tools.commands.profile_options import ProfileOptions
     from tools.commands.simulate import SimulateOptions, simulate
-    from tools.commands.threshold import given_profile
 
     options = SimulateOptions(
         policy=policy,
@@ -169,8 +168,8 @@ def simulate(
         duration=duration,
         seed=seed,
     )
-    rest = ProfileOptions(profile, algorithm, p, q, weights, latency_ms)
-    simulate(given_profile(rest, matrix_p, matrix_c), options, as_json=as_json, trace=trace, plot=plot)
+    given = ProfileOptions(profile, algorithm, p, q, weights, matrix_p, matrix_c, latency_ms)
+    simulate(given.profile(), options, as_json=as_json, trace=trace, plot=plot)
 
 
 @app.command(cls=NumbersCommand)
@@ -199,12 +198,12 @@ def threshold(
     """The best delayed-batching thresholds B for a deployment's traffic, by the Markov model."""
     from tools.commands.measured import server_profile
     from tools.commands.profile_options import ProfileOptions
-    from tools.commands.threshold import ThresholdOptions, given_profile, threshold
+    from tools.commands.threshold import ThresholdOptions, threshold
 
     options = ThresholdOptions(concurrency or (4,), delta_ms, method, seed)
-    rest = ProfileOptions(profile, algorithm, p, q, weights, latency_ms)
-    given = given_profile(rest, matrix_p, matrix_c) if server is None else server_profile(server, rest, matrix_p)
-    threshold(given, options, as_json=as_json, plot=plot)
+    given = ProfileOptions(profile, algorithm, p, q, weights, matrix_p, matrix_c, latency_ms)
+    traffic = given.profile() if server is None else server_profile(server, given)
+    threshold(traffic, options, as_json=as_json, plot=plot)
 
 
 @app.command(cls=NumbersCommand)

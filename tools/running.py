@@ -34,7 +34,7 @@ def find_server(which: str) -> FoundServer:
     """`which`: "auto" = the only one of this user; or its process id, or that of `tokenrouter serve`; or its run
     directory. Raises UserError, with those that there are, when there is none or it isn't clear which."""
     servers = [server for run in RunDirectory.running() if (server := _server_of(run)) is not None]
-    chosen = [s for s in servers if which == "auto" or which in (str(s.pid), str(s.parent), str(s.path))]
+    chosen = [s for s in servers if which == "auto" or which.rstrip("/") in (str(s.pid), str(s.parent), str(s.path))]
     if len(chosen) == 1:
         return chosen[0]
     there = ", ".join(f"{s.pid} ({s.path})" for s in servers) or "none"

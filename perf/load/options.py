@@ -14,11 +14,14 @@ from perf.load.prompts import BUILT_IN, IntRange, PromptSet, prompt_set
 
 __all__ = ["LoadOptions", "add_options"]
 
-_HOST_PORT = re.compile(r"([^\s/:]+|\[[0-9a-fA-F:.]+\]):\d{1,5}")  # a name, an IPv4 address, or an IPv6 one in brackets
+# A name, an IPv4 address, or an IPv6 one in brackets; the port.
+_HOST_PORT = re.compile(r"([^\s/:]+|\[[0-9a-fA-F:.]+\]):(\d{1,5})")
+_LAST_PORT = 65535
 
 
 def _host_port(text: str) -> str:
-    if not _HOST_PORT.fullmatch(text):
+    match = _HOST_PORT.fullmatch(text)
+    if match is None or not 1 <= int(match[2]) <= _LAST_PORT:
         raise ValueError(f"must be host:port, as in 127.0.0.1:8001; got {text!r}")
     return text
 

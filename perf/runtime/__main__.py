@@ -19,11 +19,11 @@ from perf.runtime.report import markdown, plots
 
 # case -> what runs it, and how many seconds each of its measurements takes
 CASES: dict[str, tuple[Callable[[int, Callable[[str], None]], list[Row]], int]] = {
-    "shares": (cases.shares, 7),
-    "ablation": (cases.ablation, 5),
+    "shares": (cases.shares, 6),
+    "ablation": (cases.ablation, 4),
     "moving": (cases.moving, 8),
-    "newer": (cases.newer, 5),
-    "many": (cases.many, 5),
+    "newer": (cases.newer, 4),
+    "many": (cases.many, 4),
 }
 
 

@@ -12,12 +12,11 @@ from pydantic import BaseModel
 from perf.runtime.measure import Measured, Pair, measure, paced_server
 from python_backends.token_router.threshold.solve import evaluate, solve
 
-__all__ = ["FORESIGHT", "Row", "ablation", "many", "moving", "newer", "shares"]
+__all__ = ["Row", "ablation", "many", "moving", "newer", "shares"]
 
 Told = Callable[[str], None]
 
 PAPER_N = (1, 2, 4, 8, 16)
-FORESIGHT: Mapping[str, Any] = {"run_ahead": 8, "hold": True}
 _NO_CAP = {"max_wait_ms": 60_000.0}  # the Markov model has none
 
 # a Qwen3-32B and a 0.6B prefill on two A100s and one, at about half of their peak: 2 FLOP per weight and token
@@ -81,22 +80,24 @@ def _compare(
 
 
 def shares(seconds: int, told: Told) -> list[Row]:
-    """The share of T(B*) for each N, and the Bs around B*; with and without foresight."""
+    """The share of T(B*) for each N, the Bs around B*, and what foresight does for it."""
     pair = Pair()
     best = {n: Best.of(pair, n) for n in PAPER_N}
     offsets = {"B* - 1": -1, "B*": 0, "B* + 1": 1}
-    tables: dict[str, dict[int, list[int]]] = {"eager": {n: [1, 1] for n in PAPER_N}}
+    tables: dict[str, dict[int, list[int]]] = {"eager": {n: [1, 1] for n in PAPER_N if n > 1}}
     for name, offset in offsets.items():
         around = {n: [b.threshold[0], b.threshold[1] + offset] for n, b in best.items()}
         tables[name] = {n: b for n, b in around.items() if b[1] >= 1 and sum(x - 1 for x in b) < n}
     settings = {name: {"threshold": table, **_NO_CAP} for name, table in tables.items()}
-    settings["B*, foresight"] = {**settings["B*"], **FORESIGHT}
-    tables["B*, foresight"] = tables["B*"]
+    ways = {"B*, nothing sent ahead": {"send_ahead": False}, "B*, hold": {"hold": True}}
+    for name, way in ways.items():
+        settings[name] = {**settings["B*"], **way}
+        tables[name] = tables["B*"]
     runs = []
     for n in PAPER_N:
         seen: list[list[int]] = []
         for name, table in tables.items():
-            if n in table and (name == "B*, foresight" or table[n] not in seen):
+            if n in table and (name in ways or table[n] not in seen):
                 seen.append(table[n])
                 runs.append((n, name))
     done = _compare(pair, settings, runs, seconds, told)
@@ -123,7 +124,7 @@ def ablation(seconds: int, told: Told) -> list[Row]:
         "step-sync": {"policy": "step_sync"},
         "eager": {"threshold": 1},
         "delayed batching": delayed,
-        "delayed batching, foresight": {**delayed, **FORESIGHT},
+        "delayed batching, hold": {**delayed, "hold": True},
     }
     runs = [(n, name) for n in best for name in settings]
     done = _compare(_PREFILL, settings, runs, seconds, told, max_tokens=_PROMPT_ABLATION_TOKENS)
@@ -147,14 +148,15 @@ def moving(seconds: int, told: Told, live: int = 4) -> list[Row]:
 
 
 def newer(seconds: int, told: Told) -> list[Row]:
-    """Steps of 2 and 12 ms: what the runtime costs there, and what foresight buys."""
+    """Steps of 2 and 12 ms: what the runtime costs there, and what run-ahead and holding buy."""
     pair = Pair(slm_ms=2.0, llm_ms=12.0)
     best = {n: Best.of(pair, n) for n in (4, 16)}
     delayed = {"threshold": {n: list(b.threshold) for n, b in best.items()}, **_NO_CAP}
     settings = {
         "B*": delayed,
         "B*, run-ahead 8": {**delayed, "run_ahead": 8},
-        "B*, foresight": {**delayed, **FORESIGHT},
+        "B*, hold": {**delayed, "hold": True},
+        "B*, hold, run-ahead 8": {**delayed, "hold": True, "run_ahead": 8},
     }
     done = _compare(pair, settings, [(n, name) for n in best for name in settings], seconds, told)
     return [
@@ -168,7 +170,7 @@ def many(seconds: int, told: Told) -> list[Row]:
     pair, free = Pair(), Pair(slm_ms=0.0, llm_ms=0.0)
     best = {n: Best.of(pair, n) for n in (32, 64)}
     delayed = {"threshold": {n: list(b.threshold) for n, b in best.items()}, **_NO_CAP}
-    settings = {"B*": delayed, "B*, foresight": {**delayed, **FORESIGHT}}
+    settings = {"B*": delayed, "B*, hold": {**delayed, "hold": True}}
     done = _compare(pair, settings, [(n, name) for n in best for name in settings], seconds, told)
     rows = [
         Row(name=name, live=n, threshold=list(best[n].threshold), theory=best[n].throughput, measured=measured)

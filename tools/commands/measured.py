@@ -14,12 +14,12 @@ from tools.running import find_server
 __all__ = ["server_profile"]
 
 
-def server_profile(which: str, options: ProfileOptions, matrix_p: str | None) -> Profile:
-    """Of the server that `find_server` finds. options, matrix_p: another profile, which may not be given too.
+def server_profile(which: str, options: ProfileOptions) -> Profile:
+    """Of the server that `find_server` finds. options: another profile, which may not be given too.
 
     Raises UserError, also when the server has seen too little traffic.
     """
-    if options != ProfileOptions() or matrix_p is not None:
+    if options != ProfileOptions():
         raise UserError("--server: given beside another profile; allowed: one of them")
     server = find_server(which)
     try:

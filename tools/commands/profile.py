@@ -27,6 +27,7 @@ from rich.table import Table
 from python_backends.token_router.config import BatchingConfig
 from python_backends.token_router.threshold.profile import Profile
 from tools.client import GenerationError
+from tools.commands.outputs import check_writable
 from tools.commands.profile_load import PROMPTS, ClosedLoop, Requests
 from tools.control import ControlClient, ControlError
 from tools.deployment import Deployment, load_deployment
@@ -111,8 +112,7 @@ def _check(options: MeasureOptions, output: Path) -> None:
             Profile.model_validate_json(output.read_bytes())
         except (OSError, ValidationError):
             raise UserError(f"--output: {output} is there, and is no profile: it isn't overwritten") from None
-    elif not output.absolute().parent.is_dir():
-        raise UserError(f"--output: {output.absolute().parent} is no folder")
+    check_writable("--output", output)
 
 
 def _prompts(deployment: Deployment, options: MeasureOptions) -> Sequence[str] | None:
@@ -139,7 +139,8 @@ def _serving(
         there = found.control.status().models
         if set(there) != set(deployment.model_names):
             raise UserError(
-                f"--server: it serves {', '.join(there)}; the deployment has {', '.join(deployment.model_names)}"
+                f"--server: it serves {', '.join(there)}, but the deployment has {', '.join(deployment.model_names)};"
+                " give the deployment that it was started with"
             )
         yield found.control, found.grpc_url
         return

@@ -18,6 +18,8 @@ from python_backends.token_router.config import BatchingConfig
 from python_backends.token_router.threshold.network import check_thresholds
 from python_backends.token_router.threshold.profile import Profile
 from python_backends.token_router.threshold.solve import evaluate, solve
+from tools.commands.outputs import check_plot, check_writable, new_figure, save_figure
+from tools.commands.threshold import MOST_LIVE
 from tools.config_errors import explain
 from tools.errors import UserError
 from tools.simulator.config import SimulationConfig
@@ -98,14 +100,17 @@ def simulate(
     profile: Profile, options: SimulateOptions, *, as_json: bool = False, trace: Path | None, plot: Path | None
 ) -> None:
     """Run each policy and print a table of them. Raises UserError when an option is no good."""
-    for flag, path in (("--trace", trace), ("--plot", plot)):
-        if path is not None and not path.parent.is_dir():
-            raise UserError(f"{flag}: {path}: can't be written: {path.parent} is not a folder")
+    _check(options)
+    config = _config(options)
+    if trace is not None:
+        check_writable("--trace", trace)
+    if plot is not None:
+        check_plot(plot)
     console = Console(highlight=False)
     rows: list[_Row] = []
     runs = _runs(profile, options)
     for i, (name, threshold, batching) in enumerate(runs):
-        simulation = _simulation(profile, options, batching)
+        simulation = Simulation(profile, config.model_copy(update={"batching": batching}))
         chrome = None
         if trace is not None and i == len(runs) - 1:
             start = _WARM_UP * options.duration
@@ -128,8 +133,8 @@ def simulate(
         console.print(f"trace of {rows[-1].name}: {trace} (open it in https://ui.perfetto.dev)", markup=False)
 
 
-def _runs(profile: Profile, options: SimulateOptions) -> list[tuple[str, tuple[int, ...] | None, BatchingConfig]]:
-    """Name, B and batching of each run."""
+def _check(options: SimulateOptions) -> None:
+    """What options say of each other."""
     if options.policy not in POLICIES:
         raise UserError(f"--policy: got {options.policy!r}; allowed: {', '.join(POLICIES)}")
     if options.threshold and options.policy not in ("all", "async"):
@@ -140,6 +145,10 @@ def _runs(profile: Profile, options: SimulateOptions) -> list[tuple[str, tuple[i
         )
     if options.rate is not None and options.tokens is None:
         raise UserError("--tokens: not given; requests that arrive at a --rate must end, so 1 or more")
+
+
+def _runs(profile: Profile, options: SimulateOptions) -> list[tuple[str, tuple[int, ...] | None, BatchingConfig]]:
+    """Name, B and batching of each run."""
     ones = (1,) * len(profile.models)
     thresholds = _thresholds(profile, options)
     chosen: list[tuple[str, str, tuple[int, ...] | None]] = []
@@ -175,9 +184,17 @@ def _thresholds(profile: Profile, options: SimulateOptions) -> tuple[int, ...]:
             except ValueError as error:
                 raise UserError(f"--threshold: {str(error).removeprefix('thresholds: ')}") from error
         return given
-    if live is None or live < 1 or options.policy not in ("all", "async"):
+    if live is None or options.policy not in ("all", "async"):
         return (1,) * models
-    return solve(profile, live).best
+    if live > MOST_LIVE:
+        raise UserError(
+            f"--concurrency: got {options.concurrency}; the Markov model's best B is known for 1 to {MOST_LIVE} live"
+            " requests, beyond it give --threshold"
+        )
+    try:
+        return solve(profile, live).best
+    except ValueError as error:
+        raise UserError(f"{error}; give --threshold") from error
 
 
 def _live(options: SimulateOptions) -> int | None:
@@ -194,10 +211,14 @@ def _markov(profile: Profile, options: SimulateOptions, threshold: tuple[int, ..
         return None
     if options.prompt_tokens or not options.resume:
         return None
-    return evaluate(profile, live, threshold).throughput
+    try:
+        return evaluate(profile, live, threshold).throughput if live <= MOST_LIVE else None
+    except ValueError:  # it has no such grid, or not so many models
+        return None
 
 
-def _simulation(profile: Profile, options: SimulateOptions, batching: BatchingConfig) -> Simulation:
+def _config(options: SimulateOptions) -> SimulationConfig:
+    """All of it but the batching, in which the runs differ. Raises UserError."""
     given: dict[str, Any] = {
         "concurrency": options.concurrency,
         "rate_per_s": options.rate,
@@ -207,16 +228,14 @@ def _simulation(profile: Profile, options: SimulateOptions, batching: BatchingCo
         "duration_s": options.duration,
         "warm_up_s": max(0.0, _WARM_UP * options.duration),
         "seed": options.seed,
-        "batching": batching,
     }
     if options.tokens is not None:
         given["lengths"] = {"kind": "geometric", "mean": options.tokens}
     try:
-        config = SimulationConfig.model_validate(given)
+        return SimulationConfig.model_validate(given)
     except ValidationError as error:
-        lines = explain(error, SimulationConfig, given)
+        lines = [line.removeprefix("the file: ") for line in explain(error, SimulationConfig, given)]
         raise UserError([_with_flag(line) for line in lines]) from error
-    return Simulation(profile, config)
 
 
 def _with_flag(line: str) -> str:
@@ -253,7 +272,7 @@ def _table(profile: Profile, options: SimulateOptions, rows: Sequence[_Row]) -> 
             row.name,
             "-" if row.threshold is None else ",".join(map(str, row.threshold)),
             f"{result.throughput:.1f}\n± {result.half_width:.1f}",
-            "-" if markov is None else f"{markov:.1f}\n{100 * (result.throughput / markov - 1):+.1f} %",
+            "-" if not markov else f"{markov:.1f}\n{100 * (result.throughput / markov - 1):+.1f} %",
             f"{result.request_speed:.1f}",
             "\n".join(profile.models),
             "\n".join(f"{m.mean_batch:.2f}" for m in result.models),
@@ -266,11 +285,7 @@ def _table(profile: Profile, options: SimulateOptions, rows: Sequence[_Row]) -> 
 
 def _plot(path: Path, profile: Profile, options: SimulateOptions, rows: Sequence[_Row]) -> None:
     """A bar for each run with its confidence interval, and a mark where the Markov model puts it."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UserError("--plot: needs matplotlib, which isn't installed (pip install 'tokenrouter[perf]')") from error
-    figure = Figure(figsize=(7, 1.6 + 0.5 * len(rows)), layout="constrained")
+    figure = new_figure(7, 1.6 + 0.5 * len(rows))
     axes = figure.add_subplot()
     names = [r.name if r.threshold is None else f"{r.name}, B = {','.join(map(str, r.threshold))}" for r in rows]
     axes.barh(names, [r.result.throughput for r in rows], xerr=[r.result.half_width for r in rows], color="#76b900")
@@ -281,7 +296,4 @@ def _plot(path: Path, profile: Profile, options: SimulateOptions, rows: Sequence
     axes.invert_yaxis()
     axes.set_xlabel("tokens/s")
     axes.set_title(f"{' + '.join(profile.models)}: {_title(options)}")
-    try:
-        figure.savefig(path)
-    except (OSError, ValueError) as error:
-        raise UserError(f"--plot: {path}: can't be written: {error}") from error
+    save_figure(figure, path)

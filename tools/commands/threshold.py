@@ -5,25 +5,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
 from python_backends.token_router.threshold.exact import TooLarge
-from python_backends.token_router.threshold.profile import Profile, StepLatency
+from python_backends.token_router.threshold.profile import Profile
 from python_backends.token_router.threshold.solve import Choice, Estimate, Solution, solve
-from tools.commands.profile_options import ProfileOptions
-from tools.config_errors import explain
+from tools.commands.outputs import check_plot, new_figure, save_figure
 from tools.errors import UserError
 
-__all__ = ["ThresholdOptions", "given_profile", "threshold"]
+__all__ = ["MOST_LIVE", "ThresholdOptions", "threshold"]
 
+MOST_LIVE = 1024
 _ROWS = 12  # of the table, when there are many B; --json has all
-_MOST_LIVE = 1024
+_LEAST_DELTA_MS = 1e-6  # a nanosecond, the simulator's grid
 
 
 @dataclass(frozen=True)
@@ -36,53 +35,11 @@ class ThresholdOptions:
     seed: int = 0
 
 
-def given_profile(options: ProfileOptions, matrix_p: str | None, matrix_c: str | None) -> Profile:
-    """The profile from P and C as JSON and a step time for each model, or else from the options that `simulate`
-    takes too. Raises UserError when they are no profile."""
-    if matrix_p is None and matrix_c is None:
-        return options.profile()
-    if matrix_p is None or matrix_c is None:
-        missing = "--matrix-p" if matrix_p is None else "--matrix-c"
-        raise UserError(f"{missing}: not given; --matrix-p and --matrix-c go together")
-    if replace(options, latency_ms=None) != ProfileOptions():
-        raise UserError("--matrix-p: given beside a profile's file, an algorithm or its rates; allowed: one of them")
-    return _matrix_profile(matrix_p, matrix_c, options.latency_ms or [])
-
-
-def _matrix_profile(p: str, c: str, latency_ms: Sequence[float]) -> Profile:
-    data: dict[str, Any] = {"p": _matrix("--matrix-p", p), "c": _matrix("--matrix-c", c)}
-    models = len(data["p"])
-    if len(latency_ms) != models or any(not 0 < ms < float("inf") for ms in latency_ms):
-        raise UserError(
-            f"--latency-ms: got {list(latency_ms)}; must be {models} numbers above 0, one for each row of --matrix-p"
-        )
-    data["models"] = [f"model{i}" for i in range(models)]
-    data["latency"] = [StepLatency.constant(ms) for ms in latency_ms]
-    try:
-        return Profile.model_validate(data)
-    except ValidationError as error:
-        # The profile's own check of a whole has no path, only a message that begins with the field.
-        lines = [line.removeprefix("the file: ") for line in explain(error, Profile, data)]
-        raise UserError([f"--matrix-{line}" if line.startswith(("p", "c")) else line for line in lines]) from error
-
-
-def _matrix(flag: str, text: str) -> list[list[float]]:
-    try:
-        rows = json.loads(text)
-    except ValueError:
-        rows = None
-    numbers = isinstance(rows, list) and all(
-        isinstance(row, list) and all(isinstance(x, int | float) and not isinstance(x, bool) for x in row)
-        for row in rows
-    )
-    if not numbers or not rows:
-        raise UserError(f"{flag}: got {text!r}; must be a JSON list of rows of numbers, such as [[0.65, 0.35], [1, 0]]")
-    return cast(list[list[float]], rows)
-
-
 def threshold(profile: Profile, options: ThresholdOptions, *, as_json: bool = False, plot: Path | None = None) -> None:
     """Solve for each number of live requests and print. Raises UserError when an option is no good."""
-    _check(options)
+    _check(profile, options)
+    if plot is not None:
+        check_plot(plot)
     method = cast(Choice, options.method)
     solutions: list[Solution] = []
     for live in options.concurrency:
@@ -90,6 +47,8 @@ def threshold(profile: Profile, options: ThresholdOptions, *, as_json: bool = Fa
             solutions.append(solve(profile, live, delta_ms=options.delta_ms, method=method, seed=options.seed))
         except TooLarge as error:
             raise UserError(f"--method: exact at --concurrency {live}: {error}; allowed: auto, sampled") from error
+        except ValueError as error:
+            raise UserError(str(error)) from error
     if plot is not None:
         _plot(plot, profile, solutions)
     if as_json:
@@ -102,14 +61,17 @@ def threshold(profile: Profile, options: ThresholdOptions, *, as_json: bool = Fa
         _print(console, profile, solution)
 
 
-def _check(options: ThresholdOptions) -> None:
+def _check(profile: Profile, options: ThresholdOptions) -> None:
     for live in options.concurrency:
-        if not 1 <= live <= _MOST_LIVE:
-            raise UserError(f"--concurrency: got {live}; allowed: 1 to {_MOST_LIVE}")
+        if not 1 <= live <= MOST_LIVE:
+            raise UserError(f"--concurrency: got {live}; allowed: 1 to {MOST_LIVE}")
     if len(set(options.concurrency)) < len(options.concurrency):
         raise UserError(f"--concurrency: got {list(options.concurrency)}; must be different numbers")
-    if not 0 < options.delta_ms < float("inf"):
-        raise UserError(f"--delta-ms: got {options.delta_ms}; must be above 0")
+    shortest = min(min(latency.batch_ms.values()) for latency in profile.latency)
+    if not _LEAST_DELTA_MS <= options.delta_ms <= max(shortest, _LEAST_DELTA_MS):
+        raise UserError(
+            f"--delta-ms: got {options.delta_ms:g}; must be from {_LEAST_DELTA_MS:g} to the shortest step, {shortest:g}"
+        )
     if options.method not in get_args(Choice):
         raise UserError(f"--method: got {options.method!r}; allowed: {', '.join(get_args(Choice))}")
     if options.seed < 0:
@@ -157,7 +119,7 @@ def _print(console: Console, profile: Profile, solution: Solution) -> None:
             _name(b),
             "*" if b == solution.best else "",
             _rate(estimate),
-            "-" if eager is None else f"{100 * (estimate.throughput / eager.throughput - 1):+.1f} %",
+            "-" if not (eager and eager.throughput) else f"{100 * (estimate.throughput / eager.throughput - 1):+.1f} %",
             estimate.method,
             style="bold" if b == solution.best else None,
         )
@@ -192,11 +154,7 @@ def _rate(estimate: Estimate) -> str:
 
 def _plot(path: Path, profile: Profile, solutions: Sequence[Solution]) -> None:
     """A line for each N: the best T by the last model's B, over the other models'; B* is marked."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UserError("--plot: needs matplotlib, which isn't installed (pip install 'tokenrouter[perf]')") from error
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    figure = new_figure(7, 4.5)
     axes = figure.add_subplot()
     for solution in solutions:
         best_by_last: dict[int, Estimate] = {}
@@ -212,7 +170,4 @@ def _plot(path: Path, profile: Profile, solutions: Sequence[Solution]) -> None:
     axes.set_ylim(bottom=0)
     axes.set_title(" + ".join(profile.models))
     axes.legend()
-    try:
-        figure.savefig(path)
-    except (OSError, ValueError) as error:
-        raise UserError(f"--plot: {path}: can't be written: {error}") from error
+    save_figure(figure, path)

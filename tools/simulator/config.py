@@ -20,6 +20,8 @@ from python_backends.token_router.config import BatchingConfig
 
 __all__ = ["Lengths", "Phase", "SimulationConfig"]
 
+_LEAST_MEASURED_S = 0.001  # it is divided into parts
+
 
 class _Config(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -79,4 +81,9 @@ class SimulationConfig(_Config):
             raise ValueError("batching.threshold: got auto; a simulation takes numbers, or a `tools.simulator.auto`")
         if self.warm_up_s >= self.duration_s:
             raise ValueError(f"warm_up_s: got {self.warm_up_s}; must be less than duration_s, {self.duration_s}")
+        if self.duration_s - self.warm_up_s < _LEAST_MEASURED_S:
+            raise ValueError(
+                f"duration_s: got {self.duration_s}; must be at least {_LEAST_MEASURED_S} more than warm_up_s,"
+                f" {self.warm_up_s}"
+            )
         return self

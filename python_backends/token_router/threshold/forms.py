@@ -62,7 +62,9 @@ def me(weights: Sequence[float]) -> Form:
         raise ValueError(f"weights: {list(weights)} must be one for each model, of 2 or more")
     if any(not math.isfinite(w) or w < 0 for w in weights) or weights[0] == 0:
         raise ValueError(f"weights: {list(weights)} must be 0 or more each, and the first, of the entry model, above 0")
-    row = [w / sum(weights) for w in weights]
+    largest = max(weights)  # their sum may be beyond what a float holds
+    row = [w / largest for w in weights]
+    row = [w / sum(row) for w in row]
     return Form([list(row) for _ in row], [[1.0] * len(row) for _ in row])
 
 

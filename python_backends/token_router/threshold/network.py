@@ -23,6 +23,9 @@ __all__ = ["MAX_PHASES", "PHASE_TOLERANCE", "Network", "Phases", "check_threshol
 PHASE_TOLERANCE = 0.01
 MAX_PHASES = 64
 
+_MOST_MODELS = 8  # the work grows with 3 to the power of it
+_LONGEST = 1 << 40  # of a step, in units of the grid
+
 _SQUARINGS = 40
 
 Floats = NDArray[np.float64]
@@ -103,12 +106,14 @@ class Network:
 
     @classmethod
     def of(cls, profile: Profile, live: int, delta_ms: float, most_phases: int = MAX_PHASES) -> Network:
-        """Raises ValueError when live or delta_ms is out of range."""
+        """Raises ValueError when live or delta_ms is out of range, or there are too many models."""
         if live < 1:
             raise ValueError(f"live: {live} must be 1 or more")
         if not (delta_ms > 0 and math.isfinite(delta_ms)):
             raise ValueError(f"delta_ms: {delta_ms} must be more than 0")
         models = len(profile.models)
+        if models > _MOST_MODELS:
+            raise ValueError(f"models: {models} of them; the Markov model takes at most {_MOST_MODELS}")
         phases = [
             fit_phases(lengths, most=most_phases) if lengths is not None else Phases((1 - profile.p[i][i],), 0.0)
             for i, lengths in enumerate(profile.run_lengths or [None] * models)
@@ -119,6 +124,10 @@ class Network:
         routing, tokens = _routing(profile, phases, entry)
         base = [[lat.ms(b) for b in range(live + 1)] for lat in profile.latency]
         token_ms = np.array([lat.token_ms for lat in profile.latency])
+        extra_ms = _extra_tokens(routing, tokens, model_of) * token_ms[model_of]
+        longest_ms = max(map(max, base)) + live * float(extra_ms.max())
+        if longest_ms / delta_ms > _LONGEST:
+            raise ValueError(f"delta_ms: {delta_ms:g} is too fine a grid for a step of {longest_ms:g} ms")
         return cls(
             models=models,
             live=live,
@@ -128,7 +137,7 @@ class Network:
             routing=routing,
             tokens=tokens,
             base_ms=np.array(base),
-            extra_ms=_extra_tokens(routing, tokens, model_of) * token_ms[model_of],
+            extra_ms=extra_ms,
             slowdown=np.array(
                 [
                     [

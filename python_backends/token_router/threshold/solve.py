@@ -40,6 +40,7 @@ _ONE_WINDOWS = (320, 2560)  # transitions of its lanes: the first window, the lo
 _FINAL_WINDOWS = (160, 320)  # of those of the finalists
 _SIGMAS = 2.0  # two estimates further apart than this differ
 _MOST_CANDIDATES = 4096  # beyond it, a coarse grid of B first
+_MOST_ENUMERATED = 1_000_000  # B, when asked for all of them
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,8 @@ def solve(
         if not chosen:
             raise ValueError("candidates: must be one B or more")
     elif method == "exact":
+        if (many := _count_feasible(live, grid, models)) > _MOST_ENUMERATED:
+            raise TooLarge(f"there are {many} feasible B, more than {_MOST_ENUMERATED}")
         chosen = feasible_thresholds(models, live)
     else:
         grid = _grid(models, live)
@@ -141,11 +144,21 @@ def _feasible(live: int, values: Sequence[Sequence[int]]) -> list[Thresholds]:
     return found
 
 
+def _count_feasible(live: int, values: Sequence[int], models: int) -> int:
+    """How many B `_feasible` would give for these values of each model."""
+    step = np.zeros(live)
+    step[np.array(values) - 1] = 1
+    ways = np.eye(1, live)[0]  # by sum(B_i - 1)
+    for _ in range(models):
+        ways = np.convolve(ways, step)[:live]
+    return round(float(ways.sum()))
+
+
 def _grid(models: int, live: int) -> list[int]:
     """The values of B to begin with: all, or, when that makes too many B, ever fewer of the large ones."""
     values = list(range(1, live + 1))
     ratio = 1.0
-    while len(_feasible(live, [values] * models)) > _MOST_CANDIDATES and len(values) > 2:
+    while _count_feasible(live, values, models) > _MOST_CANDIDATES and len(values) > 2:
         ratio += 0.125
         values, x = [], 1.0
         while x <= live:

@@ -69,6 +69,8 @@ class TestOptions:
             ("--timeout-s", "0", "greater than 0"),
             ("--grpc-url", "http://a:1", "must be host:port, as in 127.0.0.1:8001; got 'http://a:1'"),
             ("--http-url", "a", "must be host:port"),
+            ("--http-url", "a:65536", "must be host:port"),
+            ("--http-url", "a:0", "must be host:port"),
             ("--prompts", "none", "neither a file nor one of ids, code, chat, text, ids:N, ids:N:M; got 'none'"),
             ("--prompts", "ids:x", "length in tokens must be N or N:M"),
         ],

@@ -320,6 +320,7 @@ def test_mean_tokens_are_drawn() -> None:
         ({"concurrency": 1, "rate_per_s": 1}, "concurrency, rate_per_s: exactly one"),
         ({"rate_per_s": 1}, "endless requests can't arrive at a rate; allowed: constant, geometric"),
         ({"concurrency": 1, "duration_s": 5}, "warm_up_s: got 10.0; must be less than duration_s, 5"),
+        ({"concurrency": 1, "duration_s": 1e-9, "warm_up_s": 0}, "duration_s: got 1e-09; must be at least 0.001 more"),
         (
             {"concurrency": 1, "lengths": {"kind": "constant", "mean": 0.5}},
             "lengths.mean\\n.*greater than or equal to 1",

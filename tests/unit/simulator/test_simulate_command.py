@@ -89,6 +89,12 @@ def test_trace_and_plot_are_written(
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_profile_that_makes_no_tokens(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    silent = ("--matrix-p", "[[1]]", "--matrix-c", "[[0]]", "--latency-ms", "5", "--duration", "2")
+    assert simulate(monkeypatch, *silent, "--concurrency", "1") == 0
+    assert "0.0" in capsys.readouterr().out
+
+
 def test_a_profiles_file(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
     path.write_text(r2r(0.35).model_dump_json())
@@ -125,6 +131,13 @@ def test_a_profiles_file(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         ((*R2R, "--tokens", "0.5"), "--tokens: got 0.5; input should be greater than or equal to 1"),
         ((*R2R, "--duration", "nan"), "--duration: got nan; input should be a finite number"),
         ((*R2R, "--max-wait-ms", "-1"), "--max-wait-ms: got -1.0; input should be greater than 0"),
+        ((*R2R, "--concurrency", "0", "--threshold", "1", "1"), "--concurrency: got 0; input should be greater than 0"),
+        ((*R2R, "--max-live", "-1", "--threshold", "1", "1"), "--max-live: got -1; input should be greater than 0"),
+        ((*R2R, "--concurrency", "5000"), "--concurrency: got 5000; the Markov model's best B is known for 1 to 1024"),
+        ((*R2R, "--duration", "1e-8"), "--duration: got 1e-08; must be at least 0.001 more than warm_up_s"),
+        ((*R2R, "--duration", "-1"), "--duration: got -1.0; input should be greater than 0"),
+        ((*R2R, "--plot", "p.docx"), "--plot: got p.docx; must end with one of"),
+        ((*R2R, "--trace", "/tmp"), "--trace: /tmp: can't be written: it is a folder"),
         ((*R2R, "--trace", "/nowhere/t.json"), "--trace: /nowhere/t.json: can't be written: /nowhere is not a folder"),
         ((*R2R, "--plot", "/nowhere/p.png"), "--plot: /nowhere/p.png: can't be written: /nowhere is not a folder"),
     ],

@@ -120,11 +120,26 @@ P, C = "--matrix-p [[0.65,0.35],[1,0]]", "--matrix-c [[1,0],[1,0]]"
         ("--algorithm r2r --p 0.3 --latency-ms 6 -1", r"--latency-ms: got \[6.0, -1.0\]; must be 2 numbers above 0"),
         (f"{R2R} --concurrency 0", "--concurrency: got 0; allowed: 1 to 1024"),
         (f"{R2R} --concurrency 4 4", r"--concurrency: got \[4, 4\]; must be different"),
-        (f"{R2R} --delta-ms 0", "--delta-ms: got 0.0; must be above 0"),
+        (f"{R2R} --delta-ms 0", "--delta-ms: got 0; must be from 1e-06 to the shortest step, 6"),
+        (f"{R2R} --delta-ms nan", "--delta-ms: got nan; must be from 1e-06 to the shortest step, 6"),
+        (f"{R2R} --delta-ms 6.1", "--delta-ms: got 6.1; must be from 1e-06 to the shortest step, 6"),
+        ("--algorithm r2r --p 0.3 --latency-ms 1 1e300", "delta_ms: 0.1 is too fine a grid for a step of 1e.300 ms"),
+        (
+            "--algorithm me --weights 1 1 1 1 1 1 1 1 1 --latency-ms 1 1 1 1 1 1 1 1 1",
+            "models: 9 of them; the Markov model takes at most 8",
+        ),
+        (
+            "--algorithm me --weights 1 1 1 --latency-ms 1 2 3 --concurrency 1024 --method exact",
+            "--method: exact at --concurrency 1024: there are 179481600 feasible B",
+        ),
         (f"{R2R} --method guess", "--method: got 'guess'; allowed: auto, exact, sampled"),
         (f"{R2R} --seed -1", "--seed: got -1; must be 0 or more"),
         (f"{R2R} --plot /nowhere/t.png", "--plot: /nowhere/t.png: can't be written"),
-        (f"{R2R} {P} {C}", "--matrix-p: given beside a profile's file, an algorithm or its rates"),
+        (f"{R2R} --plot /nowhere/t.docx", r"--plot: got /nowhere/t.docx; must end with one of .*\.png"),
+        (f"{R2R} --plot /tmp", "--plot: got /tmp; must end with one of"),
+        (f"{R2R} {P} {C}", "--algorithm r2r: given beside --matrix-p; allowed: one of them"),
+        (f"no-such-file.json {P} {C}", "given beside the profile no-such-file.json; allowed: one of them"),
+        ("--server auto --matrix-c [[1]]", "--server: given beside another profile"),
         (f"{P} --latency-ms 6 28", "--matrix-c: not given"),
         (f"{C} --latency-ms 6 28", "--matrix-p: not given"),
         (f"{P} {C} --latency-ms 6", r"--latency-ms: got \[6.0\]; must be 2 numbers above 0"),
@@ -145,6 +160,12 @@ def test_bad_input_is_told_with_what_is_allowed(line: str, says: str) -> None:
         pytest.importorskip("matplotlib", reason="the extra 'perf'")
     with pytest.raises(UserError, match=says):
         run(*line.split())
+
+
+def test_a_profile_that_makes_no_tokens_is_compared_with_nothing() -> None:
+    out = run(*P.split(), "--matrix-c", "[[0,0],[0,0]]", "--latency-ms", "6", "28", "--concurrency", "2")
+    assert "* best: B = 1,1, 0.0 tokens/s" in out
+    assert "%" not in out.partition("* best")[0]
 
 
 def test_a_profile_with_an_error_is_told_where(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ def test_an_ensemble_redraws_by_its_weights_wherever_a_request_is() -> None:
     p, c = me([5, 3, 2])
     assert p == [[0.5, 0.3, 0.2]] * 3
     assert c == [[1, 1, 1]] * 3
+    assert me([1e308, 1e308]).p == [[0.5, 0.5]] * 2
 
 
 def test_by_name() -> None:

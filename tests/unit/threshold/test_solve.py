@@ -9,9 +9,15 @@ import sys
 import pytest
 
 from python_backends.token_router.threshold.exact import TooLarge
-from python_backends.token_router.threshold.forms import r2r, single
+from python_backends.token_router.threshold.forms import me, r2r, single
 from python_backends.token_router.threshold.profile import Profile
-from python_backends.token_router.threshold.solve import evaluate, feasible_thresholds, solve
+from python_backends.token_router.threshold.solve import (
+    _count_feasible,
+    _grid,
+    evaluate,
+    feasible_thresholds,
+    solve,
+)
 from tests.unit.threshold.cases import ME, PAPER, STITCH, profile
 
 
@@ -61,11 +67,25 @@ def test_a_coarse_grid_is_refined_where_there_are_too_many(monkeypatch: pytest.M
     assert found.steady.throughput > 0.99 * best
 
 
-def test_a_coarse_grid_is_refined_in_exact_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exact_solves_every_b_however_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("python_backends.token_router.threshold.solve._MOST_CANDIDATES", 20)
     every = feasible_thresholds(2, 10)
     found = solve(PAPER, 10, method="exact")
     assert set(found.throughput) == set(every)
+
+
+@pytest.mark.parametrize(("models", "live"), [(1, 7), (2, 9), (3, 6), (5, 4)])
+def test_the_grid_counts_what_it_would_enumerate(models: int, live: int) -> None:
+    assert _count_feasible(live, range(1, live + 1), models) == len(feasible_thresholds(models, live))
+    some = [b for b in feasible_thresholds(models, live) if set(b) <= {1, 3}]
+    assert _count_feasible(live, [1, 3], models) == len(some)
+
+
+def test_a_grid_of_very_many_b_is_coarse() -> None:
+    """Three models and 1024 requests have 180 million B, too many to write down."""
+    grid = _grid(3, 1024)
+    assert grid[0] == 1 and grid == sorted(set(grid))
+    assert 100 < _count_feasible(1024, grid, 3) <= 4096
 
 
 def test_of_equal_b_the_smallest_wins() -> None:
@@ -88,6 +108,7 @@ def test_the_same_seed_gives_the_same_solution() -> None:
         ({"live": 0}, "live: 0 must be 1 or more"),
         ({"live": 2, "method": "guess"}, "method: 'guess' must be one of auto, exact, sampled"),
         ({"live": 2, "delta_ms": 0.0}, "delta_ms: 0.0 must be more than 0"),
+        ({"live": 2, "delta_ms": 1e-15}, "delta_ms: 1e-15 is too fine a grid for a step of 27.9 ms"),
         ({"live": 2, "candidates": []}, "candidates: must be one B or more"),
         ({"live": 2, "candidates": [(2, 2)]}, r"thresholds: \[2, 2\] must be from 1 to N = 2 each"),
     ],
@@ -95,6 +116,12 @@ def test_the_same_seed_gives_the_same_solution() -> None:
 def test_an_argument_that_is_no_good_is_named(options: dict[str, object], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         solve(PAPER, **options)  # type: ignore[arg-type]
+
+
+def test_too_many_models_are_refused() -> None:
+    nine = profile(me([1.0] * 9), *[1.0] * 9)
+    with pytest.raises(ValueError, match="models: 9 of them; the Markov model takes at most 8"):
+        solve(nine, 2)
 
 
 def test_exact_where_hopeless_says_so() -> None:

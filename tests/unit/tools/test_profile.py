@@ -3,7 +3,11 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +24,8 @@ from tools.commands.profile_options import ProfileOptions
 from tools.control import ControlError
 from tools.deployment import load_deployment
 from tools.errors import UserError
-from tools.running import find_server
+from tools.run_directory import RunDirectory
+from tools.running import FoundServer, find_server
 
 PROFILE = Profile(
     models=["slm", "llm"],
@@ -84,7 +89,7 @@ def test_another_file_is_not_overwritten(tmp_path: Path) -> None:
     thesis.write_text("years of work")
     with pytest.raises(UserError, match="isn't overwritten"):
         profile("paced", thesis, MeasureOptions())
-    with pytest.raises(UserError, match="is no folder"):
+    with pytest.raises(UserError, match="nowhere is not a folder"):
         profile("paced", tmp_path / "nowhere" / "profile.json", MeasureOptions())
     assert thesis.read_text() == "years of work"
 
@@ -158,17 +163,35 @@ class FakeServer:
 def test_a_server_that_has_no_profile(answer: Any, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measured, "find_server", lambda which: FakeServer(answer))
     with pytest.raises(UserError, match=message):
-        server_profile("auto", ProfileOptions(), None)
+        server_profile("auto", ProfileOptions())
 
 
 def test_a_servers_profile(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = {"profile": PROFILE.model_dump(mode="json"), "counts": {}}
     monkeypatch.setattr(measured, "find_server", lambda which: FakeServer(answer))
-    assert server_profile("auto", ProfileOptions(), None) == PROFILE
+    assert server_profile("auto", ProfileOptions()) == PROFILE
     with pytest.raises(UserError, match="--server: given beside another profile"):
-        server_profile("auto", ProfileOptions(algorithm="r2r"), None)
+        server_profile("auto", ProfileOptions(algorithm="r2r"))
     with pytest.raises(UserError, match="--server: given beside another profile"):
-        server_profile("auto", ProfileOptions(), "[[1]]")
+        server_profile("auto", ProfileOptions(matrix_p="[[1]]"))
+
+
+def test_a_server_is_found_by_pid_and_by_run_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    run = RunDirectory.create()
+    arguments = (f"--model-repository={run.path}/model_repository", "--grpc-address=0.0.0.0", "--grpc-port=8123")
+    triton = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", *arguments])
+    try:
+        found = FoundServer(run.path, triton.pid, os.getpid(), "127.0.0.1:8123")
+        for which in ("auto", str(triton.pid), str(os.getpid()), str(run.path), f"{run.path}/"):
+            assert find_server(which) == found
+        with pytest.raises(UserError, match=rf"no such server runs \(there are: {triton.pid} "):
+            find_server("1")
+    finally:
+        run.remove()
+        triton.wait(5)
+    with pytest.raises(UserError, match="no such server runs"):
+        find_server("auto")
 
 
 def test_a_server_that_is_not_there() -> None:
