@@ -245,7 +245,7 @@ def main(
     if kind is None:
         output.mkdir(parents=True, exist_ok=True)
     elif kind not in kinds:
-        raise typer.BadParameter(f"{kind}: there are {', '.join(kinds)}", param_hint="--kind")
+        raise typer.BadParameter(f"{kind}: there are {'; '.join(kinds)}", param_hint="--kind")
     for i, case in enumerate(cases):
         if kind is None or case.kind == kind:
             points.append(point(case, seed + i, session_steps))

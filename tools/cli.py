@@ -37,7 +37,9 @@ RateQ = Annotated[float | None, typer.Option("--q", help="rstitch: share of the 
 Weights = Annotated[list[float] | None, typer.Option(help="me: the weight of each model.")]
 MatrixP = Annotated[str | None, typer.Option(help="Instead: P as JSON, a row for each model.")]
 MatrixC = Annotated[str | None, typer.Option(help="With --matrix-p: C as JSON.")]
-LatencyMs = Annotated[list[float] | None, typer.Option(help="With --algorithm: the step time of each model.")]
+LatencyMs = Annotated[
+    list[float] | None, typer.Option(help="With --algorithm or --matrix-p: the step time of each model.")
+]
 
 
 @app.callback(invoke_without_command=True)

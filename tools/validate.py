@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from python_backends.token_router.threshold.network import MAX_MODELS
 from routers import Algorithm, BaseRouter
 from tools.deployment import Deployment
 from tools.errors import UserError
@@ -76,6 +77,8 @@ def _needs(deployment: Deployment, index: int, algorithm: Algorithm) -> Iterator
 def _thresholds(deployment: Deployment) -> Iterator[Problem]:
     threshold, count = deployment.batching.threshold, len(deployment.models)
     rows: dict[str, list[int]] = {}
+    if threshold == "auto" and count > MAX_MODELS:
+        yield Problem("batching.threshold", "'auto'", f"solves for at most {MAX_MODELS} models; there are {count}")
     if isinstance(threshold, list):
         rows = {"batching.threshold": threshold}
     elif isinstance(threshold, dict):

@@ -68,7 +68,7 @@ class Measured(BaseModel):
     """What one load got.
 
     tokens_per_s, error: over all phases, with its standard error. phases: of each phase. by_second: tokens.
-    client_cpu, server_cpu: cores in use by the clients' process and by all of the server's.
+    client_cpu, server_cpu: cores in use, by the clients' process and by each of the server's.
     models: for each, from its own report: steps/s and the runtime's part of a step, p50 and p95 (None where the
         model had nothing to do before most of its calls).
     """
@@ -78,13 +78,13 @@ class Measured(BaseModel):
     phases: list[float]
     by_second: list[int]
     client_cpu: float
-    server_cpu: float
+    server_cpu: dict[str, float]
     models: dict[str, dict[str, float | None]]
 
     @property
     def server_cpu_ms(self) -> float:
         """CPU time of the server for each token."""
-        return self.server_cpu * 1000 / self.tokens_per_s
+        return sum(self.server_cpu.values()) * 1000 / self.tokens_per_s
 
 
 @contextmanager
@@ -100,9 +100,8 @@ def measure(
     """Closed-loop clients for `seconds`, or for `seconds` with each p in turn."""
     phases = [PhaseSpec(seconds=seconds, router_params={"p": x}) for x in p] or [PhaseSpec(seconds=seconds)]
     spec = ClientSpec(url=server.grpc_url, clients=clients, max_tokens=max_tokens, warmup_s=_WARMUP_S, phases=phases)
-    triton = psutil.Process(server.pid)
-    processes = [triton, *triton.children(recursive=True)]
-    before, cpu_s = server.control.status().models, _cpu_s(processes)
+    pids = {"tritonserver": server.pid, **server.stub_pids()}
+    before, cpu_s = server.control.status().models, _cpu_s(pids)
     done = subprocess.run(
         [sys.executable, "-m", "perf.runtime.clients"],
         input=spec.model_dump_json(),
@@ -113,7 +112,7 @@ def measure(
     )
     if done.returncode:
         raise RuntimeError(f"the clients failed: {done.stderr.strip()[-2000:]}")
-    after, server_cpu_s = server.control.status().models, _cpu_s(processes) - cpu_s
+    after, cpu_after_s = server.control.status().models, _cpu_s(pids)
     result = ClientResult.model_validate_json(done.stdout)
     total_s = sum(phase.seconds for phase in result.phases)
     return Measured(
@@ -122,7 +121,7 @@ def measure(
         phases=[phase.tokens_per_s for phase in result.phases],
         by_second=[tokens for phase in result.phases for tokens in phase.tokens],
         client_cpu=result.cpu_s / total_s,
-        server_cpu=server_cpu_s / (total_s + _WARMUP_S),
+        server_cpu={name: (cpu_after_s[name] - cpu_s[name]) / (total_s + _WARMUP_S) for name in pids},
         models={
             name: {
                 "steps_per_s": (after[name]["steps"] - before[name]["steps"]) / (total_s + _WARMUP_S),
@@ -134,5 +133,5 @@ def measure(
     )
 
 
-def _cpu_s(processes: Sequence[psutil.Process]) -> float:
-    return sum(sum(process.cpu_times()[:2]) for process in processes)
+def _cpu_s(pids: Mapping[str, int]) -> dict[str, float]:
+    return {name: sum(psutil.Process(pid).cpu_times()[:2]) for name, pid in pids.items()}

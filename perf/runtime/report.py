@@ -45,6 +45,10 @@ def _table(case: str, rows: Sequence[Row]) -> list[str]:
         columns["the paper's (A100)"] = [_number(r.paper) for r in rows]
     for model in ("slm", "llm"):
         columns[f"{model} cost of a step, ms"] = [_number(r.measured.models[model]["overhead_ms_p50"], 2) for r in rows]
+    if case == "many":
+        columns["cores: tritonserver, token_router, slm, llm"] = [
+            ", ".join(f"{cores:.2f}" for cores in r.measured.server_cpu.values()) for r in rows
+        ]
     columns["server CPU, ms/token"] = [f"{r.measured.server_cpu_ms:.2f}" for r in rows]
     columns["client CPU, cores"] = [f"{r.measured.client_cpu:.2f}" for r in rows]
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]

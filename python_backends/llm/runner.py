@@ -27,6 +27,8 @@ from routers import BaseRouter, LogitsOutput, RouterConfig, RouterParams, StepRe
 
 __all__ = ["LLMRunner", "check_compatible"]
 
+_WRAPPED = 1 << 30  # a number that is lower by more than this has begun again
+
 
 def check_compatible(router: BaseRouter[Any], capacity: Capacity, engine: str = "in use") -> None:
     """Raises ValueError when the router needs what an engine of this capacity can't return.
@@ -116,8 +118,10 @@ class LLMRunner:
     def execute(self, request: StepRequest) -> StepResponse:
         """One call. What concerns one session becomes its result's error; the others go on.
 
-        Raises ValueError when the request contradicts itself.
+        Raises ValueError when the request contradicts itself, or comes after one that was sent later.
         """
+        if 0 < self._last_number - request.number < _WRAPPED and request.number:
+            raise ValueError(f"number: {request.number} comes after {self._last_number}")
         began_s = time.perf_counter()
         progress = {session: _Progress() for session in (*(s.session for s in request.steps), *request.follows)}
         if len(progress) != len(request.steps) + len(request.follows):

@@ -6,8 +6,9 @@ one vector: a header of counts, then the parts in order.
 
 | request | INT32 values |
 |---|---|
-| header | version, max_steps, sessions n, sessions to free, tokens, bytes of control |
+| header | version, max_steps, max_leaves, number, sessions n, follows, sessions to free, tokens, bytes of control |
 | sessions | n times: session, start, number of tokens, sample (0 or 1) |
+| follows | the sessions of the call before that are in this one if they stay |
 | free | the sessions to free |
 | tokens | the suffixes, one after another |
 | control | JSON, UTF-8, padded to 4 bytes: `opens`, `hello`; nothing = neither |

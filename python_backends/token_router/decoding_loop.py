@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from python_backends.llm.contract import LLMFacts, SessionResult, StepRequest, StepResponse, StepStats
+from python_backends.token_router.call import Call
 from python_backends.token_router.delayed_batching import DelayedBatchingQueue
 from python_backends.token_router.errors import RequestFailed, TokenRouterError, Unavailable
 from python_backends.token_router.foresight import Allowance, Foresight
@@ -25,6 +26,7 @@ from routers import peer_to_model
 __all__ = ["DecodingLoop", "LLMState", "Outcomes"]
 
 _RETRY_S = 1.0
+_NUMBERS = 1 << 31  # of calls: they travel as INT32
 
 
 class LLMState(enum.Enum):
@@ -51,37 +53,6 @@ class Outcomes(Protocol):
 
     def llm_changed(self) -> None:
         """An LLM came up or went down."""
-
-
-class _Call:
-    """One call under way.
-
-    request: what was sent. ahead: the sessions of the call before, if it was sent ahead of that one's end.
-    steps: who is in it, and with what: those whom the request names, and of `ahead` those who have stayed
-    (`DecodingLoop._settle` of the call before). answer: what is waited for.
-    """
-
-    def __init__(
-        self, request: StepRequest, batch: list[Session], ahead: list[Session], answer: asyncio.Future[StepResponse]
-    ) -> None:
-        self.request = request
-        self.ahead = dict.fromkeys(ahead)
-        self.steps = dict(zip(batch, request.steps, strict=True))
-        self.answer = answer
-        self._order = [*batch, *ahead]
-
-    def members(self) -> list[Session]:
-        """Who is in it, as far as is known now."""
-        return list(self.steps)
-
-    def samples(self, session: Session) -> bool:
-        """Whether the session gets a token, and isn't only prefilled."""
-        return self.steps[session].sample
-
-    def results(self, response: StepResponse) -> list[tuple[Session, SessionResult]]:
-        """What the LLM did for those who are in it."""
-        pairs = zip(self._order, response.results, strict=True)
-        return [(session, result) for session, result in pairs if session in self.steps]
 
 
 class DecodingLoop:
@@ -156,8 +127,8 @@ class DecodingLoop:
 
     async def _decode(self) -> None:
         """Call after call, the next one sent ahead of the end of the present one where that is foreseen."""
-        call: _Call | None = None
-        following: _Call | None = None
+        call: Call | None = None
+        following: Call | None = None
         try:
             while True:
                 if call is None:
@@ -182,9 +153,12 @@ class DecodingLoop:
                 raise Unavailable(f"model '{self.llm.name}' went down: its process has ended")
             due = self._scheduler.due(self._model)
             if self._scheduler.launches(self._model):
-                due = None if self.queue.urgent else self._foresight.holds_until(self._model, len(self.queue))
-                if due is None:
+                if self.queue.releases(len(self.queue) + 1):  # whatever B is: nobody is waited for any more
                     return self.queue.take(self._chunk)
+                until = self._foresight.holds_until(self._model, len(self.queue))
+                if until is None:
+                    return self.queue.take(self._chunk)
+                due = until if due is None else min(until, due)
             elif self._frees:
                 return []
             await self._woken(due)
@@ -198,28 +172,29 @@ class DecodingLoop:
         if timer is not None:
             timer.cancel()
 
-    def _launch(self, batch: list[Session], follows: Sequence[Session] = ()) -> _Call:
-        """Send a call. follows: sessions of the call under way, who are in it if they stay."""
+    def _launch(self, batch: list[Session], follows: Sequence[Session] | None = None) -> Call:
+        """Send a call. follows: sessions of the call under way, who are in it if they stay; None = none is under
+        way."""
         steps = [session.next_step(self._chunk) for session in batch]
         opens = [session.opening() for session in batch if session not in self._held]
         self._held.update(batch)
         for session in batch:
             session.state = SessionState.RUNNING
         allowed = Allowance()
-        if not follows and all(step.sample for step in steps):
+        if follows is None and all(step.sample for step in steps):
             allowed = self._foresight.allows(self._model, batch)
         request = self._request(
             steps=steps,
             opens=opens,
             max_steps=allowed.max_steps,
             max_leaves=allowed.max_leaves,
-            follows=[session.rid for session in follows],
+            follows=[session.rid for session in follows or ()],
         )
-        return _Call(request, batch, list(follows), self.llm.step(request))
+        return Call(request, batch, list(follows or ()), self.llm.step(request))
 
     def _request(self, **parts: Any) -> StepRequest:
         """The next request of this loop, with the sessions to free."""
-        self._number += 1
+        self._number = (self._number + 1) % _NUMBERS
         frees, self._frees = self._frees, []
         return StepRequest(number=self._number, free=frees, **parts)
 
@@ -228,10 +203,12 @@ class DecodingLoop:
         request = self._request()
         try:
             self.stats = (await self.llm.step(request)).stats
-        except RequestFailed:
-            self._frees += request.free
+        except RequestFailed as error:
+            self._log.error("sessions could not be freed, trying again: %s", error)
+            self._free_later(request.free)
+            await asyncio.sleep(_RETRY_S)
 
-    async def _send_ahead(self, call: _Call) -> _Call | None:
+    async def _send_ahead(self, call: Call) -> Call | None:
         """Wait for the call's end, and shortly before it send the next one if there surely is one."""
         at = self._foresight.sends_ahead_at(self._model)
         left_s = 0.0 if at is None else at - asyncio.get_running_loop().time()
@@ -245,18 +222,18 @@ class DecodingLoop:
             return None
         return self._launch(self.queue.take(self._chunk), follows)
 
-    def _begun(self, call: _Call) -> None:
+    def _begun(self, call: Call, sent_ahead: bool = False) -> None:
         """The LLM begins the call now, as far as one can tell."""
         self._scheduler.started(self._model)
-        self._foresight.launched(self._model, len(call.steps), call.request.max_steps, sent_ahead=bool(call.ahead))
+        self._foresight.launched(self._model, len(call.steps), call.request.max_steps, sent_ahead, call.fresh)
         self._traffic.launched(self._model)
 
-    async def _finish(self, call: _Call, following: _Call | None) -> None:
+    async def _finish(self, call: Call, following: Call | None) -> None:
         """Wait for the call's answer and act on it. Those who stay are in the following call already."""
         try:
             response = await call.answer
         except RequestFailed as error:
-            self._frees += call.request.free
+            self._free_later(call.request.free)
             for session in call.steps:
                 self._fail(session, error)
         else:
@@ -264,13 +241,13 @@ class DecodingLoop:
             for session, result in call.results(response):
                 self._settle(session, call, result, following)
         finally:
-            self._foresight.failed(self._model)
+            self._over()
             if following is None:
                 self._scheduler.ended(self._model)
         if following is not None:
-            self._begun(following)
+            self._begun(following, sent_ahead=True)
 
-    def _learn(self, call: _Call, response: StepResponse) -> None:
+    def _learn(self, call: Call, response: StepResponse) -> None:
         """What the call's time and its outcomes say about the next ones."""
         stats = self.stats = response.stats
         self.clock.called(stats)
@@ -284,10 +261,10 @@ class DecodingLoop:
                 more_tokens=sum(len(step.token_ids) - 1 for step in call.steps.values()),
                 ms=stats.compute_ms,
                 steps=stats.steps,
-                prefilled=any(session.urgent for session in call.steps),
+                prefilled=call.prefilled,
             )
 
-    def _settle(self, session: Session, call: _Call, result: SessionResult, following: _Call | None) -> None:
+    def _settle(self, session: Session, call: Call, result: SessionResult, following: Call | None) -> None:
         """Act on what the call did for one session."""
         if session.state is not SessionState.RUNNING:
             return  # its request ended during the call
@@ -317,12 +294,22 @@ class DecodingLoop:
             self._traffic.stayed(self._model, session.rid, len(result.token_ids) - 1)  # those before, run ahead
             self._outcomes.handoff(session)
 
-    async def _abandon(self, call: _Call) -> None:
+    async def _abandon(self, call: Call) -> None:
         """Nobody acts on this call any more: the LLM is lost, or the runtime ends."""
-        self._foresight.failed(self._model)
+        self._over()
         self._scheduler.ended(self._model)
         call.answer.cancel()
         await asyncio.gather(call.answer, return_exceptions=True)
+
+    def _over(self) -> None:
+        """No call of this model is the present one any more; what was to be learned has been."""
+        self._foresight.failed(self._model)
+        self._traffic.over(self._model)
+
+    def _free_later(self, rids: Sequence[int]) -> None:
+        """The call that was to free these has failed; who has come back since is not freed."""
+        held = {session.rid for session in self._held}
+        self._frees += [rid for rid in rids if rid not in held]
 
     def _forget(self, session: Session) -> None:
         self._held.remove(session)

@@ -6,7 +6,8 @@ itself only for as long as no request can come to join it, and lets go of a requ
 model could launch with it.
 
 Sending ahead: the next call is sent shortly before the present one is over, so that the LLM goes on at once; of
-the sessions of the present call, those are in it who stay. Nobody who comes in between may miss it.
+the sessions of the present call, those are in it who stay. It isn't sent when a request from another model is
+about to come; a client's new request that comes in between does miss it, and waits for one more call.
 
 Holding: a batch that could launch waits for requests that are about to come from another model, when that
 saves more waiting than it costs. The Markov model has no such rule. None of these changes a token.
@@ -42,10 +43,11 @@ class Allowance:
 @dataclass(frozen=True)
 class _Call:
     """One under way. ends_s, last_s: when it is expected to be over, at the soonest and after all its steps; None
-    = nobody knows."""
+    = nobody knows. fresh: some get no token in it, or their first; it says nothing of other calls."""
 
     sessions: int
     sent_ahead: bool
+    fresh: bool
     began_s: float
     ends_s: float | None
     last_s: float | None
@@ -159,22 +161,25 @@ class Foresight:
                 return False
         return True
 
-    def launched(self, model: int, sessions: int, max_steps: int, sent_ahead: bool = False) -> None:
-        """`model` begins a call. sessions: in it; sent_ahead: of the end of the call before, which is now."""
+    def launched(
+        self, model: int, sessions: int, max_steps: int, sent_ahead: bool = False, fresh: bool = False
+    ) -> None:
+        """`model` begins a call. sessions: in it; sent_ahead: of the end of the call before, which is now.
+        fresh: some get no token in it, or their first: how long that takes is not foreseen."""
         now = self._clock()
         forecast = self._forecasts[model]
         step_s = forecast.step_s(sessions)
         ends_s = last_s = None
-        if step_s is not None and sessions:
+        if step_s is not None and sessions and not fresh:
             began_s = now + (forecast.ahead_s if sent_ahead else forecast.call_s)
             ends_s, last_s = began_s + step_s, began_s + max_steps * step_s
-        self._calls[model] = _Call(sessions, sent_ahead, now, ends_s, last_s)
+        self._calls[model] = _Call(sessions, sent_ahead, fresh, now, ends_s, last_s)
 
     def ended(self, model: int, steps: int, compute_s: float, left: Mapping[int, int]) -> None:
         """The call is over. steps, compute_s: what the model did in it; left: how many sessions go to which
         model."""
         call = self._calls[model]
-        if call is not None and steps and call.sessions:
+        if call is not None and steps and call.sessions and not call.fresh:
             took_s = self._clock() - call.began_s
             self._forecasts[model].learn(call, steps, compute_s, took_s, left)
         self._calls[model] = None

@@ -84,7 +84,8 @@ class ThreadedLLMClient(LLMClient):
         for number in range(_CALLS_AT_ONCE):
             threading.Thread(target=self._run, name=f"llm-{name}-{number}", daemon=True).start()
         self._pidfd = -1
-        self._steps: set[asyncio.Future[StepResponse]] = set()  # under way
+        self._steps: dict[asyncio.Future[StepResponse], float] = {}  # under way, in order: how long each may take
+        self._timer: asyncio.TimerHandle | None = None  # of the first of them: the others wait for it
         self._busy = 0  # threads inside a job
         self._idle = asyncio.Event()
 
@@ -107,15 +108,22 @@ class ThreadedLLMClient(LLMClient):
 
     def step(self, request: StepRequest) -> asyncio.Future[StepResponse]:
         step = self._in_thread(lambda: self._exchange(request), self._failed)
-        timer = self._loop.call_later(self._step_timeout_s * request.max_steps, self._kill)
-        self._steps.add(step)
-
-        def over(_: asyncio.Future[StepResponse]) -> None:
-            timer.cancel()
-            self._steps.discard(step)
-
-        step.add_done_callback(over)
+        self._steps[step] = self._step_timeout_s * request.max_steps
+        step.add_done_callback(self._step_over)
+        if len(self._steps) == 1:
+            self._time_first()
         return step
+
+    def _step_over(self, step: asyncio.Future[StepResponse]) -> None:
+        del self._steps[step]
+        self._time_first()
+
+    def _time_first(self) -> None:
+        """The LLM begins the first of the steps under way now."""
+        if self._timer is not None:
+            self._timer.cancel()
+        longest_s = next(iter(self._steps.values()), None)
+        self._timer = None if longest_s is None else self._loop.call_later(longest_s, self._kill)
 
     async def reload(self) -> None:
         self._unwatch()

@@ -33,7 +33,8 @@ class MetricsThread:
 
     def tell(self, updates: Sequence[Update]) -> None:
         """Returns at once."""
-        self._updates.put(updates)
+        if self._thread.is_alive():  # else nobody takes them out again
+            self._updates.put(updates)
 
     def close(self) -> None:
         """Tell what was given before, then end the thread."""

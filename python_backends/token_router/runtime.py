@@ -88,13 +88,16 @@ class Runtime:
         tasks = [asyncio.create_task(run) for run in runs]
         auto = None if self._auto is None else asyncio.create_task(self._auto.run())
         try:
-            await asyncio.gather(*tasks)
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            for task in done:
+                task.result()
         finally:
             for task in tasks:
                 task.cancel()
             self._client.fail_all(Unavailable("the server is shutting down"))
             for loop in self._loops:
                 loop.llm.close()
+            await asyncio.gather(*tasks, return_exceptions=True)  # they give up the calls under way
             if auto is not None:
                 auto.cancel()
                 await asyncio.gather(auto, return_exceptions=True)  # it has a process to end

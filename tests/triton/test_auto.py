@@ -111,12 +111,10 @@ def test_a_solver_that_is_killed_comes_back(server: RunningServer) -> None:
     with load(server, 3) as clients:
         (worker,) = wait_until("a solver", lambda: workers(server), 30)
         worker.send_signal(signal.SIGKILL)
-        failures = controller(server)["failures"]
         with load(server, 2):  # five requests: an N that is new, so that it is asked
             wait_until("a solution for 5", lambda: controller(server)["thresholds"].get("5"), 30)
         (again,) = workers(server)
         assert again.pid != worker.pid
-        assert controller(server)["failures"] >= failures
         assert all(client.error is None for client in clients)
     assert_clean_and_serving(server)
 

@@ -129,6 +129,8 @@ def simulate(
         print(json.dumps({"models": profile.models, "load": _load(options), "runs": [r.json() for r in rows]}))
         return
     console.print(_table(profile, options, rows))
+    if (options.prompt_tokens or not options.resume) and not any(latency.token_ms for latency in profile.latency):
+        console.print("no model of the profile has a token_ms: here prefill, of prompts and without resume, is free")
     if trace is not None:
         console.print(f"trace of {rows[-1].name}: {trace} (open it in https://ui.perfetto.dev)", markup=False)
 
@@ -226,7 +228,7 @@ def _config(options: SimulateOptions) -> SimulationConfig:
         "max_wait_ms": options.max_wait_ms,
         "prompt_tokens": options.prompt_tokens,
         "duration_s": options.duration,
-        "warm_up_s": max(0.0, _WARM_UP * options.duration),
+        "warm_up_s": _WARM_UP * options.duration if 0 < options.duration < math.inf else 0.0,
         "seed": options.seed,
     }
     if options.tokens is not None:

@@ -167,7 +167,7 @@ def _plot(path: Path, profile: Profile, solutions: Sequence[Solution]) -> None:
         axes.plot(solution.best[-1], solution.steady.throughput, marker="*", markersize=14, color=line.get_color())
     axes.set_xlabel(f"B of {profile.models[-1]}, with the best B of the others; star: B*")
     axes.set_ylabel("tokens/s")
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.05 * axes.get_ylim()[1])  # room for the stars
     axes.set_title(" + ".join(profile.models))
     axes.legend()
     save_figure(figure, path)

@@ -23,8 +23,9 @@ def spread(args: Iterable[str], options: Collection[str]) -> Iterable[str]:
     """The arguments, with the option repeated before each further number."""
     option, values = None, 0
     for arg in args:
-        if arg in options:
-            option, values = arg, 0
+        name, equals, _ = arg.partition("=")
+        if name in options:
+            option, values = name, int(bool(equals))
         elif option is not None:
             if values and _is_number(arg):
                 yield option

@@ -77,7 +77,8 @@ class ThresholdController:
         return self._applied(live)
 
     def question(self, profile: Profile) -> Question | None:
-        """What is to be solved next, the present N first; None = all that matters has been, for this traffic."""
+        """What is to be solved next: an N that never was, then one whose traffic has moved, the latest first; None =
+        all that matters has been solved, for this traffic."""
         recent = list(self._seen)[: -_REMEMBERED - 2 : -1]
         unsolved = [live for live in recent if live not in self._solved]
         moved = (live for live in recent if live in self._solved and _moved(self._solved[live].profile, profile, live))

@@ -17,13 +17,22 @@ from numpy.typing import NDArray
 
 from python_backends.token_router.threshold.profile import Profile
 
-__all__ = ["MAX_PHASES", "PHASE_TOLERANCE", "Network", "Phases", "check_thresholds", "fit_phases", "stationary"]
+__all__ = [
+    "MAX_MODELS",
+    "MAX_PHASES",
+    "PHASE_TOLERANCE",
+    "Network",
+    "Phases",
+    "check_thresholds",
+    "fit_phases",
+    "stationary",
+]
 
 # What a few thousand measured runs can't tell apart anyway.
 PHASE_TOLERANCE = 0.01
 MAX_PHASES = 64
 
-_MOST_MODELS = 8  # the work grows with 3 to the power of it
+MAX_MODELS = 8  # the work grows with 3 to the power of it
 _LONGEST = 1 << 40  # of a step, in units of the grid
 
 _SQUARINGS = 40
@@ -112,8 +121,8 @@ class Network:
         if not (delta_ms > 0 and math.isfinite(delta_ms)):
             raise ValueError(f"delta_ms: {delta_ms} must be more than 0")
         models = len(profile.models)
-        if models > _MOST_MODELS:
-            raise ValueError(f"models: {models} of them; the Markov model takes at most {_MOST_MODELS}")
+        if models > MAX_MODELS:
+            raise ValueError(f"models: {models} of them; the Markov model takes at most {MAX_MODELS}")
         phases = [
             fit_phases(lengths, most=most_phases) if lengths is not None else Phases((1 - profile.p[i][i],), 0.0)
             for i, lengths in enumerate(profile.run_lengths or [None] * models)

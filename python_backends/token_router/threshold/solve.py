@@ -129,7 +129,7 @@ def solve(
         except TooLarge:
             if method == "exact":
                 raise
-    return _search(network, chosen, grid, seed, finish_exactly=method == "auto")
+    return _search(network, chosen, grid, seed, finish_exactly=method == "auto", others=candidates is None)
 
 
 def _check_method(method: str) -> None:
@@ -169,9 +169,12 @@ def _grid(models: int, live: int) -> list[int]:
 
 
 def _search(
-    network: Network, candidates: list[Thresholds], grid: list[int], seed: int, finish_exactly: bool
+    network: Network, candidates: list[Thresholds], grid: list[int], seed: int, finish_exactly: bool, others: bool
 ) -> Solution:
-    """Successive halving over the sampled chain; then between the values of a coarse grid; then the finalists."""
+    """Successive halving over the sampled chain; then between the values of a coarse grid; then the finalists.
+
+    others: whether it may be another B than the candidates.
+    """
     rough: dict[Thresholds, Estimate] = {}
     walk = _halve(_start(network, candidates, _lanes(len(candidates)), seed), rough)
     step = max(b - a for a, b in itertools.pairwise([*grid, network.live + 1]))
@@ -188,7 +191,7 @@ def _search(
         walk = _halve(_start(network, sorted(near), _lanes(len(near)), seed), rough)
     final = _affordable(network, walk.thresholds) if finish_exactly else {}
     if not final:
-        walk = _walk_on(_with_lower(walk), *_FINAL_WINDOWS)
+        walk = _walk_on(_with_lower(walk) if others else walk, *_FINAL_WINDOWS)
         final = {b: walk.steady(i) for i, b in enumerate(walk.thresholds)}
     return _solution(network.live, final, rough)
 

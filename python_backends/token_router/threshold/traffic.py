@@ -62,10 +62,9 @@ class Traffic:
         prefilled: whether one of the sessions was being prefilled; the time of such a call says nothing of others.
         """
         began, now = self._since[model], self._clock()
+        self.over(model)
         if began is None or not session_steps or not steps:
             return
-        self._busy_s[model] += now - began
-        self._since[model] = None
         self.calls[model] += 1
         self.steps[model] += steps
         self.sessions[model] += session_steps
@@ -75,6 +74,13 @@ class Traffic:
         whole = max(now - began, 1e-9)
         busy = [min(1.0, (self._busy(j, now) - before[j]) / whole) for j in self._others[model]]
         self._times[model].observe(round(session_steps / steps), more_tokens / steps, ms / steps, busy)
+
+    def over(self, model: int) -> None:
+        """The call has ended, and there may be nothing to learn from it: it failed, or nobody was in it."""
+        began = self._since[model]
+        if began is not None:
+            self._busy_s[model] += self._clock() - began
+            self._since[model] = None
 
     def stayed(self, model: int, rid: int, steps: int = 1) -> None:
         """Request `rid` has made this many steps at `model`, one token committed by each, and stays."""

@@ -16,6 +16,7 @@ from python_backends.token_router.threshold.profile import Profile, StepLatency
 from tests.unit.simulator.profiles import ALWAYS, r2r, run, simulation
 from tools.simulator.observer import Observer
 from tools.simulator.requests import SimRequest, SimSession
+from tools.simulator.results import Meter
 from tools.simulator.routing import Routing, stream
 
 
@@ -236,6 +237,26 @@ def test_requests_end_and_the_next_begin() -> None:
     result = run(one_model(), concurrency=2, lengths={"kind": "constant", "mean": 3}, duration_s=60.0)
     assert result.latency_s == pytest.approx(0.03)
     assert result.finished == pytest.approx(2 * 50 / 0.03, abs=4)
+
+
+def test_tokens_beyond_a_requests_length_do_not_count() -> None:
+    """Steps of two tokens and requests of three: the second step's other token is not wanted."""
+    result = run(one_model(c=[[2]]), concurrency=1, lengths={"kind": "constant", "mean": 3}, duration_s=60.0)
+    assert result.counted == pytest.approx(3 / 0.02, rel=1e-3)
+
+
+def test_the_warm_up_is_not_measured() -> None:
+    meter = Meter(["a"], None, start=1000, end=2000)
+    meter.launched(0, 0, 4, waits=4000.0)
+    cuts = meter.cuts()
+    meter.cut(cuts[0])
+    meter.completed(1500, 0)
+    meter.launched(1500, 0, 2, waits=14.0)
+    for cut in cuts[1:]:
+        meter.cut(cut)
+    (model,) = meter.result(waiting=0, events=0).models
+    assert (model.mean_batch, model.steps, model.utilisation) == (2, 1, 1)
+    assert model.admission_delay_ms == pytest.approx(7e-6)
 
 
 def test_geometric_lengths_have_their_mean() -> None:

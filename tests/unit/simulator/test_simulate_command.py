@@ -95,6 +95,15 @@ def test_a_profile_that_makes_no_tokens(monkeypatch: pytest.MonkeyPatch, capsys:
     assert "0.0" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("options", "free"), [((), False), (("--no-resume",), True), (("--prompt-tokens", "9"), True)])
+def test_that_prefill_costs_nothing_is_said(
+    options: tuple[str, ...], free: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    assert simulate(monkeypatch, *SHORT, "--policy", "step_sync", *options) == 0
+    assert ("prefill, of prompts and without resume, is free" in capsys.readouterr().out) is free
+
+
 def test_a_profiles_file(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
     path.write_text(r2r(0.35).model_dump_json())
@@ -135,6 +144,7 @@ def test_a_profiles_file(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         ((*R2R, "--max-live", "-1", "--threshold", "1", "1"), "--max-live: got -1; input should be greater than 0"),
         ((*R2R, "--concurrency", "5000"), "--concurrency: got 5000; the Markov model's best B is known for 1 to 1024"),
         ((*R2R, "--duration", "1e-8"), "--duration: got 1e-08; must be at least 0.001 more than warm_up_s"),
+        ((*R2R, "--duration", "inf"), "--duration: got inf; input should be a finite number"),
         ((*R2R, "--duration", "-1"), "--duration: got -1.0; input should be greater than 0"),
         ((*R2R, "--plot", "p.docx"), "--plot: got p.docx; must end with one of"),
         ((*R2R, "--trace", "/tmp"), "--trace: /tmp: can't be written: it is a folder"),
@@ -175,7 +185,8 @@ def test_models_are_named_by_number_when_there_are_more_than_two() -> None:
         ("--l 1 2 file.json", "--l 1 --l 2 file.json"),
         ("file.json --l 1 -2 1e3 --l 4", "file.json --l 1 --l -2 --l 1e3 --l 4"),
         ("--l --l 1 2", "--l --l 1 --l 2"),
-        ("--l=1 2", "--l=1 2"),
+        ("--l=1 2 3", "--l=1 --l 2 --l 3"),
+        ("--l=1 file.json 2", "--l=1 file.json 2"),
         ("--n 1 2", "--n 1 2"),
     ],
 )

@@ -10,10 +10,13 @@ import pytest
 
 from python_backends.token_router.threshold.exact import TooLarge
 from python_backends.token_router.threshold.forms import me, r2r, single
+from python_backends.token_router.threshold.network import Network
 from python_backends.token_router.threshold.profile import Profile
+from python_backends.token_router.threshold.sampled import Walk
 from python_backends.token_router.threshold.solve import (
     _count_feasible,
     _grid,
+    _with_lower,
     evaluate,
     feasible_thresholds,
     solve,
@@ -92,10 +95,19 @@ def test_of_equal_b_the_smallest_wins() -> None:
     solution = solve(profile(single(), 8.0), 5)
     assert solution.best == (1,)
     assert len({round(e.throughput, 6) for e in solution.throughput.values()}) == 1
+    assert solve(profile(single(), 8.0), 5, candidates=[[5], [2], [4]]).best == (2,)
 
 
 def test_the_best_is_of_the_candidates_given() -> None:
     assert solve(PAPER, 4, candidates=[[1, 1], [2, 2]]).best == (2, 2)
+    sampled = solve(PAPER, 4, candidates=[[2, 1], [2, 2]], method="sampled")
+    assert (sampled.best, set(sampled.throughput)) == ((2, 2), {(2, 1), (2, 2)})
+
+
+def test_the_finalists_are_joined_by_the_best_ones_lowered_variants() -> None:
+    walk = Walk(Network.of(PAPER, 6, 0.1), [(2, 3), (4, 1)], 64, 0)
+    walk.walk(100, rates_only=True)
+    assert _with_lower(walk).thresholds == ((2, 3), (4, 1), (1, 1), (1, 3), (2, 1))
 
 
 def test_the_same_seed_gives_the_same_solution() -> None:

@@ -135,6 +135,27 @@ def test_a_prefill_says_nothing_of_step_times() -> None:
     assert latency.token_ms == 0
 
 
+def test_a_call_of_which_nothing_is_learnt_was_busy_until_it_was_over() -> None:
+    """Half a second in which the other model is idle, but for a call that failed or was empty, at its begin."""
+    world = World()
+    slow = random.Random(0)
+    for n in range(400):
+        world.traffic.launched(0)
+        world.clock.now += 0.001
+        world.traffic.over(0)
+        beside = n % 2
+        if beside:
+            world.traffic.launched(0)
+        world.call(1, (40.0 if beside else 20.0) + slow.random())
+        if beside:
+            world.traffic.called(0, 1, 0, 6.0, 1, False)
+        world.traffic.left(0, 7, 1, 0)
+        world.traffic.left(1, 7, 0, 1)
+    slowdown = world.profile().slowdown
+    assert slowdown is not None and slowdown[1][0] == pytest.approx(2.0, abs=0.05)
+    assert world.profile().latency[1].ms(1) == pytest.approx(20.5, abs=0.3)
+
+
 def test_a_request_that_ends_takes_its_run_with_it() -> None:
     world = World()
     for _ in range(300):

@@ -99,6 +99,7 @@ class FakeLLM(LLMClient):
         self._dead = False
         self._steps: list[asyncio.Task[StepResponse]] = []  # under way, in order
         self._stayed: dict[int, int] = {}  # of the last call: session -> the token that it goes on from
+        self._number = 0  # of the last call
 
     @property
     def lost(self) -> bool:
@@ -110,8 +111,8 @@ class FakeLLM(LLMClient):
         self.sessions.clear()
         if not self._steps:
             self.on_death()
-        for step in self._steps:
-            step.cancel()
+        for step in self._steps:  # soon, not now: one that was sent just now has yet to begin
+            asyncio.get_running_loop().call_soon(step.cancel)
 
     async def hello(self) -> LLMFacts:
         self._dead = False
@@ -158,8 +159,10 @@ class FakeLLM(LLMClient):
             self.sessions[opening.session] = FakeSession(opening)
         assert len(self.sessions) <= self.facts.max_sessions
         assert len({s.session for s in request.steps}) == len(request.steps)
-        going = [s for s in request.follows if s in self._stayed and s in self.sessions]
-        steps = [*request.steps, *(SessionStep(s, len(self.sessions[s].tokens), [self._stayed[s]]) for s in going)]
+        stayed = self._stayed if request.number == self._number + 1 else {}
+        self._number = request.number
+        going = [s for s in request.follows if s in stayed and s in self.sessions]
+        steps = [*request.steps, *(SessionStep(s, len(self.sessions[s].tokens), [stayed[s]]) for s in going)]
         made: list[SessionResult] = []
         for step in steps:
             session = self.sessions[step.session]

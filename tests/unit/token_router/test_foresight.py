@@ -126,6 +126,35 @@ def test_it_holds_for_those_about_to_come(waited_s: float, waiting: int, held: b
     assert Rig().foresight.holds_until(SLM, waiting) is None
 
 
+def test_what_a_prefill_took_is_no_forecast() -> None:
+    rig = Rig(run_ahead=1)
+    rig.scheduler.started(SLM)
+    rig.foresight.launched(SLM, 2, 1, fresh=True)
+    assert rig.foresight.sends_ahead_at(SLM) is None  # nor is its end foreseen
+    rig.now += 0.4
+    rig.foresight.ended(SLM, 1, 0.399, {})
+    rig.launch(SLM, 2)
+    assert rig.foresight.sends_ahead_at(SLM) == pytest.approx(rig.now + 0.007 - 0.0012, abs=1e-4)
+
+
+def test_nobody_is_held_for_longer_than_the_cap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is foreseen."""
+
+    async def main() -> float:
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(Foresight, "holds_until", lambda *_: loop.time() + 0.01)
+        config = RuntimeConfig.model_validate(
+            {"models": ["slm", "llm"], "router": {"name": "random"}, "batching": {"hold": True, "send_ahead": False}}
+        )
+        llms = [FakeLLM("slm", lambda *_: 0, lambda: 0.006), FakeLLM("llm", lambda *_: 1, lambda: 0.028)]
+        async with Deployment(config, llms) as deployment:
+            _, stream = deployment.submit(input_ids=[5], max_tokens=11)
+            await asyncio.wait_for(stream.done.wait(), 100)
+            return loop.time()
+
+    assert run(main()) == pytest.approx(11 * 0.006 + 10 * 0.05)  # the first token isn't held
+
+
 def test_a_held_batch_launches_with_those_who_came() -> None:
     """In the runtime: the SLM's steps of 6 ms, the LLM's of 28, and a third of the tokens are the LLM's."""
     sizes: dict[bool, list[int]] = {}

@@ -29,6 +29,8 @@ class Model:
         self.fails = ""
         self.hangs = threading.Event()
         self.threads: set[str] = set()
+        self.step_s = 0.0
+        self._one_at_a_time = threading.Lock()
         self.reloads = 0
 
     def call(self, wire: Wire) -> Wire:
@@ -40,6 +42,8 @@ class Model:
             self.process.wait()
             time.sleep(0.5)  # Triton takes a second to say so
             raise RuntimeError("Stub process is not healthy")
+        with self._one_at_a_time:
+            time.sleep(self.step_s if request.steps else 0.0)
         facts = LLMFacts("slm", "fake", self.process.pid, 4, 100, 8, 50, (0,), samples=True)
         return encode_response(StepResponse(facts=facts if request.hello else None))
 
@@ -152,6 +156,16 @@ def test_a_step_that_takes_too_long_ends_the_process(model: Model) -> None:
 
     _run(model, main, step_timeout_s=0.2)
     assert model.process.wait(5) == -signal.SIGKILL
+
+
+def test_the_time_of_a_step_begins_when_the_one_before_is_over(model: Model) -> None:
+    async def main(client: ThreadedLLMClient) -> None:
+        await client.hello()
+        model.step_s = 0.35
+        await asyncio.gather(client.step(STEP), client.step(STEP))
+        assert not client.lost
+
+    _run(model, main, step_timeout_s=0.6)
 
 
 def test_a_process_that_ended_after_its_hello_is_unavailable(model: Model) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import random
 import subprocess
@@ -12,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from python_backends.token_router.delayed_batching import Thresholds, feasible
 from python_backends.token_router.threshold.profile import Profile, StepLatency
 from routers import RouterConfig
 from tools.commands import measured
 from tools.commands.measured import server_profile
-from tools.commands.profile import MeasureOptions, for_measuring, profile, sweep, whole
+from tools.commands.profile import MeasureOptions, _measure, for_measuring, profile, sweep, whole
 from tools.commands.profile_load import PROMPTS, Requests
 from tools.commands.profile_options import ProfileOptions
 from tools.control import ControlError
@@ -113,6 +115,28 @@ def test_rates_come_from_every_outcome_of_the_load() -> None:
     assert found.latency == PROFILE.latency
     assert found.source["mean_batch"] == [2.0, 2.0]
     assert Profile.model_validate_json(found.model_dump_json(exclude_none=True)) == found
+
+
+class Control:
+    """What a server has counted, before the load and after it."""
+
+    def __init__(self, *counted: dict[str, Any]) -> None:
+        self._counted = iter(counted)
+
+    def traffic(self) -> dict[str, Any]:
+        return {"profile": None, "counts": next(self._counted)}
+
+
+def test_what_a_server_counted_before_the_load_is_left_out() -> None:
+    control = Control(counts(), counts(outcomes=[[700, 355], [352, 1]], steps=[600, 176]))
+    requests = Requests(None, 8, False, 0)
+    found = _measure(control, "", [], requests, 1.0, Console(file=io.StringIO()))["counts"]  # type: ignore[arg-type]
+    assert found == {
+        "outcomes": [[50, 5], [2, 1]],
+        "tokens": [[0, 0], [0, 0]],
+        "steps": [100, 1],
+        "sessions": [0, 0],
+    }
 
 
 @pytest.mark.parametrize(

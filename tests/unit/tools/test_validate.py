@@ -87,6 +87,14 @@ def test_the_shipped_deployments_are_consistent(name: str) -> None:
             "batching.threshold.8: got [1, 1, 2]; must have one number for each of the 2 models",
         ),
         (
+            [PACED] * 9,
+            {
+                "router": {"name": "markov", "params": {"p": [[1 / 9] * 9] * 9, "c": [[1] * 9] * 9}},
+                "batching": "auto",
+            },
+            "batching.threshold: got 'auto'; solves for at most 8 models; there are 9",
+        ),
+        (
             [PACED, {"type": "paced", "max_sessions": 4}],
             {"router": RANDOM, "limits": {"max_live": 5}},
             "limits.max_live: got 5; model 'm1' holds 4 sessions at once"
