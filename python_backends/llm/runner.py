@@ -103,6 +103,7 @@ class LLMRunner:
         self._sessions: dict[int, _Session] = {}
         self._stayed: dict[int, int] = {}  # of the last call: the sessions that go on, and the token of each
         self._last_number = 0
+        self._freed_early: set[int] = set()  # by a call that overtook the one before it, which may open them
         self._facts = LLMFacts(
             name=name,
             engine=engine.name,
@@ -118,19 +119,21 @@ class LLMRunner:
     def execute(self, request: StepRequest) -> StepResponse:
         """One call. What concerns one session becomes its result's error; the others go on.
 
-        Raises ValueError when the request contradicts itself, or comes after one that was sent later.
+        Raises ValueError when the request contradicts itself.
         """
-        if 0 < self._last_number - request.number < _WRAPPED and request.number:
-            raise ValueError(f"number: {request.number} comes after {self._last_number}")
         began_s = time.perf_counter()
         progress = {session: _Progress() for session in (*(s.session for s in request.steps), *request.follows)}
         if len(progress) != len(request.steps) + len(request.follows):
             raise ValueError("sessions: a session is there twice; each may be in a step at most once")
-        stayed = self._stayed if request.number == self._last_number + 1 else {}
-        self._stayed, self._last_number = {}, request.number
+        overtaken = not request.hello and 0 < self._last_number - request.number < _WRAPPED
+        in_order = request.number == self._last_number + 1
+        stayed = self._stayed if in_order else {}
         self._free(list(self._sessions) if request.hello else request.free)
         for opened in request.opens:
+            if overtaken and opened.session in self._freed_early:
+                continue  # its request has ended; its step fails as that of an unknown session
             self._open(opened, progress)
+        self._freed_early = set() if in_order or overtaken else set(request.free)
         call = _CallClock()
         batch = [step for step in request.steps if self._known(step, progress)]
         max_steps = request.max_steps if len(batch) == len(request.steps) else 1
@@ -145,7 +148,9 @@ class LLMRunner:
             if not goes_on or may_leave < 0 or call.steps >= max_steps:
                 break
             batch = [self._next_step(s, progress[s].token_ids[-1]) for s in stay]
-        self._stayed = {s: p.token_ids[-1] for s, p in progress.items() if self._stays(s, p)}
+        if not overtaken:
+            self._last_number = request.number
+            self._stayed = {s: p.token_ids[-1] for s, p in progress.items() if self._stays(s, p)}
         stats = StepStats(
             compute_ms=(time.perf_counter() - began_s) * 1000,
             engine_ms=call.engine_s * 1000,

@@ -137,7 +137,8 @@ class Foresight:
         call = self._calls[model]
         if not self._sends_ahead or call is None or call.last_s is None:
             return None
-        return call.last_s - _LEAD_S
+        at_s = call.last_s - _LEAD_S
+        return at_s if at_s - call.began_s > _LEAD_S else None  # so soon after, it might overtake the present call
 
     def sends_ahead(self, model: int, waiting: int, follows: int) -> bool:
         """Whether to send the next call of `model` now, a little before its present one is over. waiting: for

@@ -273,14 +273,40 @@ def test_nobody_is_stepped_when_another_call_came_in_between(number: int) -> Non
     assert rig.call(SessionStep(1, 2, [2]), number=number + 1)[0].token_ids == [3]
 
 
-def test_a_call_that_was_overtaken_is_refused_and_one_whose_number_began_again_is_not() -> None:
+def test_a_call_that_was_overtaken_is_made_and_opens_nobody_who_has_been_freed() -> None:
+    rig = Rig()
+    rig.call(SessionStep(1, 0, [0, 1]), opens={1: {}}, number=4)
+    (follows,) = rig.call(number=6, follows=[1], free=[7])  # call 5 is still to come
+    assert follows == SessionResult()
+    ended, new = rig.call(
+        SessionStep(7, 0, [0, 5]), SessionStep(8, 0, [0, 6]), opens={7: {}, 8: {}}, number=5, follows=[]
+    )
+    assert "session 7 is not open" in str(ended.error) and new.token_ids == [7]
+    assert rig.runner.execute(StepRequest(number=7)).stats.sessions == 2
+    assert rig.call(SessionStep(1, 2, [2]), number=8)[0].token_ids == [3]
+    assert rig.call(number=9, follows=[1])[0].token_ids == [4]
+
+
+def test_an_overtaken_call_leaves_those_who_follow_the_other_one() -> None:
+    rig = Rig()
+    rig.call(SessionStep(1, 0, [0, 1]), opens={1: {}}, number=6)
+    rig.call(SessionStep(2, 0, [0, 1]), opens={2: {}}, number=5)
+    assert [r.token_ids for r in rig.call(number=7, follows=[1, 2])] == [[3], []]
+
+
+def test_a_router_that_says_hello_counts_anew() -> None:
+    rig = Rig()
+    rig.call(SessionStep(1, 0, [0, 1]), opens={1: {}}, number=6)
+    rig.runner.execute(StepRequest(hello=True))
+    rig.call(SessionStep(1, 0, [0, 1]), opens={1: {}}, number=1)
+    assert rig.call(number=2, follows=[1])[0].token_ids == [3]
+
+
+def test_a_number_that_begins_again_is_not_overtaken() -> None:
     rig = Rig()
     rig.call(SessionStep(1, 0, [0, 1]), opens={1: {}}, number=2**31 - 1)
     rig.call(SessionStep(1, 2, [2]), number=0)
-    rig.call(SessionStep(1, 3, [3]), number=2)
-    with pytest.raises(ValueError, match="number: 1 comes after 2"):
-        rig.call(free=[1], number=1)
-    assert rig.call(SessionStep(1, 4, [4]), number=3)[0].token_ids == [5]
+    assert rig.call(number=1, follows=[1])[0].token_ids == [4]
 
 
 def test_who_is_freed_does_not_follow() -> None:
