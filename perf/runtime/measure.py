@@ -21,7 +21,7 @@ from tools.supervisor import RunningServer, running_server
 __all__ = ["MAX_LIVE", "Measured", "Pair", "measure", "paced_server"]
 
 MAX_LIVE = 64
-_WARMUP_S = 2.0
+_WARMUP_S = 1.5
 _CLIENT_TIMEOUT_S = 300.0
 
 

@@ -46,8 +46,8 @@ def _table(case: str, rows: Sequence[Row]) -> list[str]:
     for model in ("slm", "llm"):
         columns[f"{model} cost of a step, ms"] = [_number(r.measured.models[model]["overhead_ms_p50"], 2) for r in rows]
     if case == "many":
-        columns["cores: tritonserver, token_router, slm, llm"] = [
-            ", ".join(f"{cores:.2f}" for cores in r.measured.server_cpu.values()) for r in rows
+        columns["cores in use"] = [
+            ", ".join(f"{name} {cores:.2f}" for name, cores in sorted(r.measured.server_cpu.items())) for r in rows
         ]
     columns["server CPU, ms/token"] = [f"{r.measured.server_cpu_ms:.2f}" for r in rows]
     columns["client CPU, cores"] = [f"{r.measured.client_cpu:.2f}" for r in rows]
