@@ -149,6 +149,8 @@ class FakeLLM(LLMClient):
     async def _step(self, request: StepRequest) -> StepResponse:
         took_s = self.step_s() if request.steps or request.follows else 0.0
         await asyncio.sleep(took_s)
+        if self._dead:  # it died in the very tick in which the step would have ended
+            raise Unavailable(f"model '{self.name}' went down")
         return self._compute(request, took_s)
 
     def _compute(self, request: StepRequest, took_s: float) -> StepResponse:
