@@ -83,6 +83,20 @@ def _compare(
         return done
 
 
+def _at_best(
+    pair: Pair, counts: tuple[int, ...], ways: Mapping[str, Mapping[str, Any]], seconds: int, told: Told
+) -> list[Row]:
+    """Each way of running at B*, for each N of `counts`."""
+    best = {n: Best.of(pair, n) for n in counts}
+    delayed = {"threshold": {n: list(b.threshold) for n, b in best.items()}, **_NO_CAP}
+    settings = {name: {**delayed, **way} for name, way in ways.items()}
+    done = _compare(pair, settings, [(n, name) for n in counts for name in settings], seconds, told)
+    return [
+        Row(name=name, live=n, threshold=list(best[n].threshold), theory=best[n].throughput, measured=measured)
+        for (n, name), measured in done.items()
+    ]
+
+
 def shares(seconds: int, told: Told) -> list[Row]:
     """The share of T(B*) for each N, the Bs around B*, and what foresight does for it."""
     pair = Pair()
@@ -153,31 +167,13 @@ def moving(seconds: int, told: Told, live: int = 4) -> list[Row]:
 
 def newer(seconds: int, told: Told) -> list[Row]:
     """Steps of 2 and 12 ms: what the runtime costs there, and what run-ahead and holding buy."""
-    pair = Pair(slm_ms=2.0, llm_ms=12.0)
-    best = {n: Best.of(pair, n) for n in (4, 16)}
-    delayed = {"threshold": {n: list(b.threshold) for n, b in best.items()}, **_NO_CAP}
-    settings = {
-        "B*": delayed,
-        "B*, run-ahead 8": {**delayed, "run_ahead": 8},
-        "B*, hold, run-ahead 8": {**delayed, "hold": True, "run_ahead": 8},
-    }
-    done = _compare(pair, settings, [(n, name) for n in best for name in settings], seconds, told)
-    return [
-        Row(name=name, live=n, threshold=list(best[n].threshold), theory=best[n].throughput, measured=measured)
-        for (n, name), measured in done.items()
-    ]
+    ways = {"B*": {}, "B*, run-ahead 8": {"run_ahead": 8}, "B*, hold, run-ahead 8": {"hold": True, "run_ahead": 8}}
+    return _at_best(Pair(slm_ms=2.0, llm_ms=12.0), (4, 16), ways, seconds, told)
 
 
 def many(seconds: int, told: Told) -> list[Row]:
     """Many requests at once: the paper's pair at N = 64, and models that cost nothing, from 4 to 64."""
-    pair, free = Pair(), Pair(slm_ms=0.0, llm_ms=0.0)
-    best = {n: Best.of(pair, n) for n in (64,)}
-    delayed = {"threshold": {n: list(b.threshold) for n, b in best.items()}, **_NO_CAP}
-    settings = {"B*": delayed, "B*, hold": {**delayed, "hold": True}}
-    done = _compare(pair, settings, [(n, name) for n in best for name in settings], seconds, told)
-    rows = [
-        Row(name=name, live=n, threshold=list(best[n].threshold), theory=best[n].throughput, measured=measured)
-        for (n, name), measured in done.items()
-    ]
+    rows = _at_best(Pair(), (64,), {"B*": {}, "B*, hold": {"hold": True}}, seconds, told)
+    free = Pair(slm_ms=0.0, llm_ms=0.0)
     costless = _compare(free, {"engines of 0 ms": {}}, [(n, "engines of 0 ms") for n in (4, 16, 64)], seconds, told)
     return rows + [Row(name=name, live=n, measured=measured) for (n, name), measured in costless.items()]

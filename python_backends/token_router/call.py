@@ -33,10 +33,6 @@ class Call:
         self.fresh = any(not step.sample or not s.request.output_ids for s, step in self.steps.items())
         self._order = [*batch, *ahead]
 
-    def members(self) -> list[Session]:
-        """Who is in it, as far as is known now."""
-        return list(self.steps)
-
     def samples(self, session: Session) -> bool:
         """Whether the session gets a token, and isn't only prefilled."""
         return self.steps[session].sample

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from python_backends.llm.contract import LLMFacts, SessionResult, StepRequest, StepResponse, StepStats
+from python_backends.llm.contract import LLMFacts, SessionResult, StepRequest, StepStats
 from python_backends.token_router.call import Call
 from python_backends.token_router.delayed_batching import DelayedBatchingQueue
 from python_backends.token_router.errors import RequestFailed, TokenRouterError, Unavailable
@@ -217,7 +217,7 @@ class DecodingLoop:
         await asyncio.wait([call.answer], timeout=left_s)
         if call.answer.done():
             return None
-        follows = [s for s in call.members() if s.state is SessionState.RUNNING and call.samples(s)]
+        follows = [s for s in call.steps if s.state is SessionState.RUNNING and call.samples(s)]
         if not self._foresight.sends_ahead(self._model, len(self.queue), len(follows)):
             return None
         return self._launch(self.queue.take(self._chunk), follows)
@@ -237,8 +237,9 @@ class DecodingLoop:
             for session in call.steps:
                 self._fail(session, error)
         else:
-            self._learn(call, response)
-            for session, result in call.results(response):
+            results = call.results(response)
+            self._learn(call, response.stats, [result for _, result in results])
+            for session, result in results:
                 self._settle(session, call, result, following)
         finally:
             self._over()
@@ -247,11 +248,10 @@ class DecodingLoop:
         if following is not None:
             self._begun(following, sent_ahead=True)
 
-    def _learn(self, call: Call, response: StepResponse) -> None:
+    def _learn(self, call: Call, stats: StepStats, results: Sequence[SessionResult]) -> None:
         """What the call's time and its outcomes say about the next ones."""
-        stats = self.stats = response.stats
+        self.stats = stats
         self.clock.called(stats)
-        results = [result for _, result in call.results(response)]
         left = Counter(peer_to_model(self._model, result.destination) for result in results if result.destination)
         self._foresight.ended(self._model, stats.steps, stats.compute_ms / 1000, left)
         if results:
