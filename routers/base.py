@@ -27,9 +27,11 @@ __all__ = [
     "Algorithm",
     "BaseRouter",
     "LogitsOutput",
+    "OneTokenRouter",
     "PeerReq",
     "RoutedRequest",
     "RouterParams",
+    "ServedModel",
     "StepResult",
     "model_to_peer",
     "peer_request",
@@ -57,6 +59,26 @@ P = TypeVar("P", bound=RouterParams)
 
 
 @dataclass(frozen=True)
+class ServedModel:
+    """What a router may ask about the model that it sits beside.
+
+    name: the deployment's. weights: the name of its weights, a file's without folder and ending; None for
+        an engine without weights (`paced`).
+    vocab_size: columns of the logits. hidden_size: of the hidden states; None = the engine has none.
+    embed: INT64 [n] -> FP32 [n, embedding size], rows of the model's input embedding. None = the engine has
+        none, or the model isn't loaded (`BaseRouter.check`).
+    token_bytes: the text of a token, in UTF-8 bytes; empty of a special token. None as for embed.
+    """
+
+    name: str
+    weights: str | None
+    vocab_size: int
+    hidden_size: int | None = None
+    embed: Callable[[torch.Tensor], torch.Tensor] | None = None
+    token_bytes: Callable[[int], bytes] | None = None
+
+
+@dataclass(frozen=True)
 class LogitsOutput:
     """What the model computed at the last position of each row.
 
@@ -77,6 +99,9 @@ class StepResult:
     logits_output: see `LogitsOutput`.
     next_token_ids: INT64 [n], the tokens just sampled, not yet committed.
     places: n, the place of each sampled token in its sequence (prompt included, from 0).
+    sequences: n, the tokens before each sampled one, prompt included. Read only: they are the runner's own.
+    prompt_tokens: n, how many of them are the prompt: row r's token is its answer's first where this equals
+        places[r].
     rids: n request numbers, unique while `token_router` lives.
     params: n parameter sets: the deployment's, with what that request overrides.
     draw: one number from [0, 1) for a row. It depends only on the request's seed, the place and the model,
@@ -88,6 +113,8 @@ class StepResult:
     logits_output: LogitsOutput
     next_token_ids: torch.Tensor
     places: Sequence[int]
+    sequences: Sequence[Sequence[int]]
+    prompt_tokens: Sequence[int]
     rids: Sequence[int]
     params: Sequence[Any]
     draw: Callable[[int], float]
@@ -189,12 +216,24 @@ class BaseRouter(Generic[P]):
 
     needs_logits: ClassVar[bool] = True
     needs_hidden_states: ClassVar[bool] = False
+    needs_embeddings: ClassVar[bool] = False  # `ServedModel.embed`
     needs_sampling: ClassVar[bool] = False  # true: greedy requests are refused
 
     def __init__(self, params: P, models: Sequence[str], index: int) -> None:
         self.params = params
         self.models = tuple(models)
         self.index = index
+
+    def check(self, model: ServedModel) -> None:
+        """Override to raise ValueError when this router can't sit beside that model, weights unread: it is
+        also what `tokenrouter validate` asks, with what the files say of the model."""
+
+    def bind(self, model: ServedModel) -> None:
+        """Override to load what `route` needs. Called once at start, in the model's process: the engine is
+        loaded, `check` has passed, no step has been made.
+
+        Raises ValueError when the router can't serve beside this model: it is refused with that message.
+        """
 
     def route(self, result: StepResult) -> torch.Tensor:
         """Where each request of the batch goes: INT64 [n], 0 = stay here, j = to peer j.
@@ -219,6 +258,15 @@ class BaseRouter(Generic[P]):
         skipped by the runtime, so an overlap is harmless.
         """
         return peer_req.token_ids
+
+
+class OneTokenRouter(BaseRouter[P]):
+    """Beside a large model that makes one token for each visit and hands back."""
+
+    needs_logits = False
+
+    def route(self, result: StepResult) -> torch.Tensor:
+        return result.next_token_ids.new_ones(len(result.rids))
 
 
 def peer_request(req: RoutedRequest, token_ids: Sequence[int]) -> PeerReq:

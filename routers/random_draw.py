@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from routers.base import Algorithm, BaseRouter, PeerReq, RoutedRequest, RouterParams, StepResult, send_without_last
+from routers.base import (
+    Algorithm,
+    BaseRouter,
+    OneTokenRouter,
+    PeerReq,
+    RoutedRequest,
+    RouterParams,
+    StepResult,
+    send_without_last,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -41,15 +50,4 @@ class RandomSLM(BaseRouter[RandomParams]):
         return send_without_last(req)
 
 
-class RandomLLM(BaseRouter[RandomParams]):
-    """Makes one token and hands back."""
-
-    needs_logits = False
-
-    def route(self, result: StepResult) -> torch.Tensor:
-        import torch
-
-        return torch.ones(len(result.rids), dtype=torch.int64)
-
-
-RANDOM = Algorithm(name="random", params=RandomParams, entry=RandomSLM, peer=RandomLLM)
+RANDOM = Algorithm(name="random", params=RandomParams, entry=RandomSLM, peer=OneTokenRouter)

@@ -11,14 +11,22 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from routers.base import Algorithm, BaseRouter, RouterParams
+from routers.bild import BILD
+from routers.citer import CITER
+from routers.co_llm import CO_LLM
+from routers.glimp import GLIMP
 from routers.markov import MARKOV
+from routers.mixture_ensemble import MIXTURE_ENSEMBLE
+from routers.r2r import R2R
 from routers.random_draw import RANDOM
 from routers.rstitch import RSTITCH
 from routers.single import SINGLE
 
 __all__ = ["ALGORITHMS", "RouterConfig", "load_algorithm"]
 
-ALGORITHMS: Mapping[str, Algorithm] = {a.name: a for a in (RSTITCH, SINGLE, RANDOM, MARKOV)}
+ALGORITHMS: Mapping[str, Algorithm] = {
+    a.name: a for a in (RSTITCH, R2R, CITER, CO_LLM, MIXTURE_ENSEMBLE, BILD, GLIMP, SINGLE, RANDOM, MARKOV)
+}
 
 
 def load_algorithm(name: str) -> Algorithm:

@@ -32,18 +32,22 @@ class RStitchParams(RouterParams):
 
 
 def normalized_entropy(logits: torch.Tensor) -> torch.Tensor:
-    """H_t = -sum_i p_i log p_i / log V for each row of FP32 [n, V]; FP32 [n] in [0, 1].
+    """H_t = -sum_i p_i log p_i / log V for each row of FP32 [n, V]; FP32 [n] in [0, 1]. A logit of -inf is a token
+    that is masked out, with p = 0.
+
+    Raises ValueError where there is no such distribution: a NaN, a +inf, or nothing but -inf.
 
     Row by row: a row fits in a core's cache, a batch of a large vocabulary doesn't, and no row's last bit
     can depend on the others.
     """
     entropies = [_entropy(row) for row in logits]
+    if not all(map(math.isfinite, entropies)):  # a NaN compares false with every threshold
+        raise ValueError("logits: hold NaN or +inf, or nothing but -inf; allowed: finite ones, and -inf for a mask")
     return logits.new_tensor(entropies) / math.log(logits.shape[-1])
 
 
 def _entropy(row: torch.Tensor) -> float:
-    # In log space and bounded below: where a probability underflows to 0, p log p would be a NaN, and a
-    # NaN compares false with every threshold, which would silently end delegation.
+    # In log space and bounded below: where a probability underflows to 0, p log p would be a NaN.
     log_p = row.log_softmax(-1).clamp_min_(_LOWEST)
     return -float(log_p.exp().dot(log_p))
 

@@ -174,6 +174,9 @@ def _with_absolute_paths(deployment: Deployment, folder: Path) -> Deployment:
     router = deployment.router
     if router.path is not None:
         router = router.model_copy(update={"path": absolute(router.path)})
+    own = router.params.get("weights")
+    if isinstance(own, str) and own.endswith(".safetensors"):
+        router = router.model_copy(update={"params": {**router.params, "weights": absolute(own)}})
     return deployment.model_copy(update={"models": models, "tokenizer": tokenizer, "router": router})
 
 

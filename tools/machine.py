@@ -10,10 +10,11 @@ from pathlib import Path
 import psutil
 from tokenizers import Tokenizer
 
-from python_backends.llm.catalog import WeightsError, locate_tokenizer, locate_weights
+from python_backends.llm.catalog import WeightsError, locate_tokenizer, locate_weights, weights_name
 from python_backends.llm.engines.config import LlamaCppConfig
+from python_backends.llm.gguf_header import GgufHeader, read_gguf_header, read_gguf_strings
+from routers import ServedModel
 from tools.deployment import Deployment
-from tools.gguf_header import GgufHeader, read_gguf_header, read_gguf_strings
 from tools.problem import Problem
 
 __all__ = ["machine_problems", "machine_warnings", "memory_needed"]
@@ -48,7 +49,7 @@ def machine_problems(deployment: Deployment) -> list[Problem]:
             found = _read(index, model.engine)
             (problems if isinstance(found, Problem) else weights).append(found)  # type: ignore[arg-type]
     problems += [*_contexts(weights), *_same_vocabulary(deployment, weights)]
-    problems += [*_tokenizer(deployment, weights), *_gpu(weights)]
+    problems += [*_tokenizer(deployment, weights), *_gpu(weights), *_router(deployment, weights)]
     if len(problems) == 0:  # else the estimate would lack something
         problems += _memory(deployment, weights)
     return problems
@@ -168,6 +169,29 @@ def _same_tokens(value: str, tokenizer: Tokenizer, w: _Weights) -> Iterator[Prob
             yield Problem(
                 "tokenizer", f"{value}, where token {token_id} is {token!r}", f"in {w.path} it is {theirs[token_id]!r}"
             )
+            return
+
+
+def _router(deployment: Deployment, weights: list[_Weights]) -> Iterator[Problem]:
+    """A trained router's weights against those of the models beside which it will sit."""
+    names, read = deployment.model_names, {w.index: w for w in weights}
+    for index, model in enumerate(deployment.models):
+        try:
+            router = deployment.router.router(index, names)
+        except ValueError:
+            return  # a problem on any machine (`config_problems`)
+        if isinstance(model.engine, LlamaCppConfig):
+            if index not in read:
+                continue
+            header = read[index].header
+            tokens, width = header.arrays.get(_TOKENS), header.of_architecture("embedding_length")
+            served = ServedModel(model.name, weights_name(model.engine.weights), tokens.length if tokens else 0, width)
+        else:
+            served = ServedModel(model.name, None, model.engine.vocab_size)
+        try:
+            router.check(served)
+        except ValueError as error:
+            yield Problem("router.params", repr(deployment.router.params), str(error))
             return
 
 

@@ -16,7 +16,10 @@ from tools.problem import Problem
 __all__ = ["check", "config_problems", "require_valid"]
 
 # type of engine -> what its steps can give a router
-_PROVIDES = {"llama_cpp": frozenset({"logits", "hidden_states", "sampling"}), "paced": frozenset[str]()}
+_PROVIDES = {
+    "llama_cpp": frozenset({"logits", "hidden_states", "embeddings", "sampling"}),
+    "paced": frozenset[str](),
+}
 
 
 def check(deployment: Deployment) -> list[Problem]:
@@ -62,6 +65,7 @@ def _needs(deployment: Deployment, index: int, algorithm: Algorithm) -> Iterator
     needed = {
         "logits": router.needs_logits,
         "hidden_states": router.needs_hidden_states,
+        "embeddings": router.needs_embeddings,
         "sampling": router.needs_sampling,
     }
     engine = deployment.models[index].engine

@@ -35,6 +35,7 @@ __all__ = [
     "record_path",
     "tokenizer_path",
     "tokenizer_record",
+    "weights_name",
     "weights_path",
 ]
 
@@ -232,6 +233,11 @@ def is_present(name: str) -> bool:
     if isinstance(entry, Official):
         return path.is_file() and path.stat().st_size == entry.size_bytes
     return path.is_file() and read_record(path) == derived_record(entry)
+
+
+def weights_name(name_or_path: str) -> str:
+    """What the weights are called wherever they lie: their name in the catalogue, or their file's without ending."""
+    return name_or_path if name_or_path in CATALOG else Path(name_or_path).stem
 
 
 def locate_weights(name_or_path: str) -> Path:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 __all__ = [
+    "GREEDY_BELOW",
     "LLMFacts",
     "SamplingParams",
     "SessionOpen",
@@ -22,11 +23,14 @@ __all__ = [
 ]
 
 
+GREEDY_BELOW = 1e-5  # a temperature that FP32 could not divide by; vLLM's bound too
+
+
 @dataclass(frozen=True)
 class SamplingParams:
     """How a token is drawn from the logits. Checked at the edge (`token_router/params.py`), not here.
 
-    temperature: 0 = greedy. top_k: 0 = off. top_p: 1 = off. min_p: 0 = off.
+    temperature: below GREEDY_BELOW = greedy. top_k: 0 = off. top_p: 1 = off. min_p: 0 = off.
     repetition_penalty: > 1 discourages every token of prompt and output (1 = off).
     presence_penalty, frequency_penalty: subtracted for tokens of the output only (0 = off).
     seed: with it, a request's draws are the same whatever else is served.

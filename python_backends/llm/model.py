@@ -76,7 +76,7 @@ def _build(name: str, parameters: dict[str, str]) -> tuple[LLMRunner, Engine]:
     engine = build_engine(config, name, router.needs_hidden_states)
     try:
         return LLMRunner(name, index, engine, router, router_config), engine
-    except ValueError:
+    except (ValueError, EngineError):
         engine.close()
         raise
 

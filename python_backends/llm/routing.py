@@ -60,6 +60,8 @@ def _row(step: StepResult, r: int) -> StepResult:
         logits_output=LogitsOutput(None if logits is None else logits[one], None if hidden is None else hidden[one]),
         next_token_ids=step.next_token_ids[one],
         places=step.places[one],
+        sequences=step.sequences[one],
+        prompt_tokens=step.prompt_tokens[one],
         rids=step.rids[one],
         params=step.params[one],
         draw=lambda _: step.draw(r),

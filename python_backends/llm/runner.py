@@ -23,9 +23,9 @@ from python_backends.llm.contract import (
 from python_backends.llm.engines.base import Capacity, Engine, EngineError, EngineOutput
 from python_backends.llm.routing import route_rows
 from python_backends.llm.sampling import Sampled, SamplingRow, is_greedy, routing_stream, sample, uniform
-from routers import BaseRouter, LogitsOutput, RouterConfig, RouterParams, StepResult
+from routers import BaseRouter, LogitsOutput, RouterConfig, RouterParams, ServedModel, StepResult
 
-__all__ = ["LLMRunner", "check_compatible"]
+__all__ = ["LLMRunner", "bind", "check_compatible"]
 
 _WRAPPED = 1 << 30  # a number that is lower by more than this has begun again
 
@@ -38,6 +38,7 @@ def check_compatible(router: BaseRouter[Any], capacity: Capacity, engine: str = 
     needs = {
         "logits": router.needs_logits,
         "hidden_states": router.needs_hidden_states,
+        "embeddings": router.needs_embeddings,
         "sampling": router.needs_sampling,
     }
     missing = [what for what, needed in needs.items() if needed and what not in capacity.provides]
@@ -46,6 +47,16 @@ def check_compatible(router: BaseRouter[Any], capacity: Capacity, engine: str = 
             f"router {type(router).__name__} needs {' and '.join(missing)}, which the engine {engine} can't return;"
             " use the engine llama_cpp, or a router that goes without, such as random, single or markov"
         )
+
+
+def bind(router: BaseRouter[Any], name: str, engine: Engine) -> None:
+    """Tell the router which model it sits beside. Raises ValueError when it can't serve there."""
+    capacity = engine.capacity()
+    embed = engine.embed if "embeddings" in capacity.provides else None
+    texts = engine.token_bytes if "token_bytes" in capacity.provides else None
+    model = ServedModel(name, engine.weights, capacity.vocab_size, capacity.hidden_size, embed, texts)
+    router.check(model)
+    router.bind(model)
 
 
 @dataclass(slots=True)
@@ -86,7 +97,7 @@ class LLMRunner:
 
     name, index: the model's, index in the deployment's order. router: the one beside this model.
     router_config: where the parameters that a request overrides are checked.
-    Raises ValueError when the router needs what the engine can't return.
+    Raises ValueError when the router needs what the engine can't return, or was made for other models.
     """
 
     def __init__(
@@ -94,6 +105,7 @@ class LLMRunner:
     ) -> None:
         self._capacity = engine.capacity()
         check_compatible(router, self._capacity, engine.name)
+        bind(router, name, engine)
         self._engine = engine
         self._router = router
         self._router_config = router_config
@@ -262,6 +274,8 @@ class LLMRunner:
             logits_output=LogitsOutput(logits, hidden),
             next_token_ids=token_ids,
             places=places,
+            sequences=[h.tokens for h in held],
+            prompt_tokens=[h.opened.prompt_tokens for h in held],
             rids=sessions,
             params=[h.router_params for h in held],
             draw=lambda row: uniform(held[row].opened.sampling.seed, places[row], self._routing_stream),

@@ -15,14 +15,13 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from python_backends.llm.contract import SamplingParams
+from python_backends.llm.contract import GREEDY_BELOW, SamplingParams
 
 __all__ = ["TOKEN_STREAM", "Sampled", "SamplingRow", "is_greedy", "routing_stream", "sample", "uniform"]
 
 TOKEN_STREAM = 0  # one for all models: the draw of a position is the same whichever model makes it
 
 _MASK = (1 << 64) - 1
-_GREEDY_BELOW = 1e-5  # a temperature that FP32 could not divide by; vLLM's bound too
 _NUCLEUS_GUESS = 256  # candidates sorted first for top-p; a nucleus rarely holds more
 
 
@@ -72,7 +71,7 @@ def _has_penalties(params: SamplingParams) -> bool:
 
 def is_greedy(params: SamplingParams) -> bool:
     """Whether the token is simply the most probable one."""
-    return params.temperature < _GREEDY_BELOW and not _has_penalties(params)
+    return params.temperature < GREEDY_BELOW and not _has_penalties(params)
 
 
 def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> Sampled:
@@ -97,7 +96,7 @@ def _sample_row(raw: torch.Tensor, row: SamplingRow) -> int:
     """The token of one row, FP32 [vocabulary]. Rows are done one by one: no batch can change their bits."""
     params = row.params
     logits = _penalized(raw, row) if _has_penalties(params) else raw
-    if params.temperature < _GREEDY_BELOW:
+    if params.temperature < GREEDY_BELOW:
         return int(logits.argmax())
     top = logits.max()
     if not top.isfinite():

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from python_backends.llm.contract import LLMFacts, SamplingParams
+from python_backends.llm.contract import GREEDY_BELOW, LLMFacts, SamplingParams
 from python_backends.token_router.config import LimitsConfig
 from python_backends.token_router.errors import InvalidRequest
 from python_backends.token_router.params import GenerateParams
@@ -127,8 +127,11 @@ class Intake:
                 f"sampling parameters: the engine of model '{served.greedy_only[0]}' can't sample;"
                 " allowed: greedy requests only"
             )
-        if self._needs_sampling and params.temperature == 0:
-            raise InvalidRequest(f"temperature: router '{self._router.name}' must sample; allowed: above 0, got 0")
+        if self._needs_sampling and params.temperature < GREEDY_BELOW:
+            raise InvalidRequest(
+                f"temperature: router '{self._router.name}' must sample; allowed: {GREEDY_BELOW:g} or more,"
+                f" got {params.temperature:g}"
+            )
 
     def _prompt_ids(self, params: GenerateParams, served: Served) -> list[int]:
         if params.input_ids is not None:

@@ -35,8 +35,9 @@ class Tokenizer:
         ids: list[int] = self._hf(text)["input_ids"]
         return ids
 
-    def encode_chat(self, messages: Sequence[dict[str, Any]]) -> list[int]:
-        """The token ids of a conversation under the chat template, up to where the answer begins.
+    def encode_chat(self, messages: Sequence[dict[str, Any]], begun: str = "") -> list[int]:
+        """The token ids of a conversation under the chat template, up to where the answer begins, and `begun`, the
+        answer's own beginning.
 
         Raises ValueError when there is no template or it refuses the messages.
         """
@@ -46,7 +47,7 @@ class Tokenizer:
             text = self._hf.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
         except Exception as error:  # jinja raises what the template's author wrote
             raise ValueError(f"messages: the chat template refuses them: {error}") from error
-        ids: list[int] = self._hf(text, add_special_tokens=False)["input_ids"]
+        ids: list[int] = self._hf(text + begun, add_special_tokens=False)["input_ids"]
         return ids
 
     def decode(self, token_ids: Sequence[int]) -> str:

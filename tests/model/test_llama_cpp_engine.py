@@ -171,7 +171,42 @@ def test_what_the_engine_says_of_itself(engine: LlamaCppEngine) -> None:
     capacity = engine.capacity()
     assert (capacity.vocab_size, capacity.context_tokens, capacity.max_sessions) == (VOCAB, CONTEXT, 8)
     assert 2 in capacity.eos_token_ids  # <|im_end|>
-    assert capacity.provides == {"logits", "sampling"}
+    assert capacity.provides == {"logits", "embeddings", "token_bytes", "sampling"}
+    assert capacity.hidden_size is None
+
+
+@pytest.mark.parametrize("weights", ["smollm2-135m-q4_0", "smollm2-135m-q8_0"])
+def test_a_hidden_state_times_the_embedding_gives_the_logits(weights: str) -> None:
+    """SmolLM2's head is its embedding: so the state is the one after the final norm, and the rows are the right
+    ones. llama.cpp rounds the state to 8 bits before it multiplies."""
+    engine = LlamaCppEngine(config(weights=weights), hidden_states=True)
+    writer = Writer(engine, 1, 40)
+    output = engine.step([writer.prompt()])
+    assert output.logits is not None and output.hidden_states is not None
+    assert engine.capacity().hidden_size == output.hidden_states.shape[1]
+    by_hand = engine.embed(torch.arange(VOCAB)) @ output.hidden_states[0]
+    assert torch.corrcoef(torch.stack([by_hand, output.logits[0]]))[0, 1] > 0.999
+    assert by_hand.argmax() == output.logits[0].argmax()
+    engine.close()
+
+
+def test_hidden_states_are_the_same_bits_whoever_else_is_there() -> None:
+    engine = LlamaCppEngine(config(), hidden_states=True)
+    found: dict[int, list[list[torch.Tensor]]] = {n: [] for n in (40, 130, 65)}
+    for group in ([40], [130], [65], [40, 130, 65]):
+        writers = {i: Writer(engine, i, n) for i, n in enumerate(group)}
+        for w in writers.values():
+            found[w.prompt_tokens].append([])
+        for part in (None, *SUFFIX_LENGTHS):
+            output = engine.step([w.prompt() if part is None else w.part(part) for w in writers.values()])
+            assert output.hidden_states is not None
+            for row, session in enumerate(output.sessions):
+                found[writers[session].prompt_tokens][-1].append(output.hidden_states[row])
+        engine.free(list(writers))
+    for alone_, together in found.values():
+        assert len(alone_) == 1 + len(SUFFIX_LENGTHS)
+        assert all(torch.equal(a, b) for a, b in zip(alone_, together, strict=True))
+    engine.close()
 
 
 def test_hidden_states_come_without_changing_the_logits() -> None:

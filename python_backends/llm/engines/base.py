@@ -24,7 +24,9 @@ class EngineError(Exception):
 class Capacity:
     """The engine's limits and what it can return. The fields that `LLMFacts` also has mean the same.
 
-    provides: of {"logits", "hidden_states", "sampling"}: "sampling" = its logits can be sampled from.
+    provides: of {"logits", "hidden_states", "embeddings", "token_bytes", "sampling"}: "embeddings" = `embed` works,
+        "token_bytes" = `token_bytes` works, "sampling" = its logits can be sampled from.
+    hidden_size: columns of the hidden states; None without them.
     """
 
     max_sessions: int
@@ -33,6 +35,7 @@ class Capacity:
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     provides: frozenset[str]
+    hidden_size: int | None = None
 
 
 @dataclass(frozen=True)
@@ -57,9 +60,11 @@ class Engine(ABC):
     """One model's weights and the KV of its sessions. Called by one thread, one call at a time.
 
     name: what `LLMFacts.engine` says; of the built-in engines, the `type` of their configuration.
+    weights: the name of its weights (`catalog.weights_name`); None = it has none.
     """
 
     name: ClassVar[str] = "custom"
+    weights: str | None = None
 
     @abstractmethod
     def capacity(self) -> Capacity:
@@ -79,6 +84,14 @@ class Engine(ABC):
         EngineOutput.errors. Raises EngineError when the whole step failed; then the KV of the batch's
         sessions is undefined and they must be freed.
         """
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Rows of the input embedding: INT64 [n] -> FP32 [n, embedding size]. Raises EngineError without one."""
+        raise EngineError(f"the engine {self.name} gives no rows of its input embedding")
+
+    def token_bytes(self, token: int) -> bytes:
+        """The text of a token, in UTF-8 bytes; empty of a special one. Raises EngineError without a vocabulary."""
+        raise EngineError(f"the engine {self.name} doesn't know the texts of its tokens")
 
     @abstractmethod
     def free(self, sessions: Sequence[int]) -> None:

@@ -49,7 +49,7 @@ class LlamaContext:
             llama.llama_model_free(self._model)
             raise
         self._memory = llama.llama_get_memory(self._context)
-        vocab = llama.llama_model_get_vocab(self._model)
+        self._vocab = vocab = llama.llama_model_get_vocab(self._model)
         self.vocab_size: int = llama.llama_vocab_n_tokens(vocab)
         self.hidden_size: int = llama.llama_model_n_embd(self._model)
         self.eos_token_ids = tuple(t for t in range(self.vocab_size) if llama.llama_vocab_is_eog(vocab, t))
@@ -103,6 +103,13 @@ class LlamaContext:
     def read_hidden_state(self, row: int, into: torch.Tensor) -> None:
         """Copy the hidden state of a row of the last call into FP32 [hidden_size]."""
         _copy(llama.llama_get_embeddings_ith(self._context, row), into)
+
+    def token_bytes(self, token: int) -> bytes:
+        """The text of a token; empty of a special one."""
+        size = -llama.llama_token_to_piece(self._vocab, token, None, 0, 0, False)  # minus what it would take
+        text = ctypes.create_string_buffer(max(0, size))
+        llama.llama_token_to_piece(self._vocab, token, text, size, 0, False)
+        return text.raw
 
     def truncate(self, slot: int, length: int) -> None:
         """Drop what sequence `slot` holds from position `length` on."""

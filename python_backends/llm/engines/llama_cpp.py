@@ -9,10 +9,11 @@ from typing import ClassVar
 
 import torch
 
-from python_backends.llm.catalog import locate_weights
+from python_backends.llm.catalog import locate_weights, weights_name
 from python_backends.llm.contract import SessionOpen, SessionStep
 from python_backends.llm.engines.base import Capacity, Engine, EngineError, EngineOutput
 from python_backends.llm.engines.config import LlamaCppConfig
+from python_backends.llm.engines.embedding_rows import EmbeddingRows
 from python_backends.llm.engines.llama_calls import Call, Piece, deterministic_calls, mixed_calls
 from python_backends.llm.engines.llama_context import LlamaContext
 from python_backends.llm.engines.step_check import check_step
@@ -49,7 +50,10 @@ class LlamaCppEngine(Engine):
     def __init__(self, config: LlamaCppConfig, hidden_states: bool = False) -> None:
         self._config = config
         self._hidden_states = hidden_states
-        self._context = LlamaContext(locate_weights(config.weights), config)
+        path = locate_weights(config.weights)
+        self.weights = weights_name(config.weights)
+        self._context = LlamaContext(path, config)
+        self._embedding = EmbeddingRows(path)
         self._sequences: dict[int, _Sequence] = {}
         self._free_slots = list(range(config.max_sessions))[::-1]
         self._capacity = Capacity(
@@ -58,7 +62,10 @@ class LlamaCppEngine(Engine):
             prefill_chunk=config.prefill_chunk,
             vocab_size=self._context.vocab_size,
             eos_token_ids=self._context.eos_token_ids,
-            provides=frozenset({"logits", "sampling"} | ({"hidden_states"} if hidden_states else set())),
+            provides=frozenset(
+                {"logits", "embeddings", "token_bytes", "sampling"} | ({"hidden_states"} if hidden_states else set())
+            ),
+            hidden_size=self._context.hidden_size if hidden_states else None,
         )
 
     def capacity(self) -> Capacity:
@@ -121,6 +128,12 @@ class LlamaCppEngine(Engine):
                     self._context.read_hidden_state(row, hidden[len(done)])
                 done.append(session)
         return EngineOutput(done, logits[: len(done)], None if hidden is None else hidden[: len(done)], errors=errors)
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        return self._embedding(token_ids)
+
+    def token_bytes(self, token: int) -> bytes:
+        return self._context.token_bytes(token)
 
     def free(self, sessions: Sequence[int]) -> None:
         for session in sessions:

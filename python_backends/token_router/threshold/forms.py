@@ -75,8 +75,10 @@ def single() -> Form:
 
 # By name as in a deployment's `router.name`, with the rates that it takes.
 ALGORITHMS: Mapping[str, tuple[Callable[..., Form], tuple[str, ...]]] = {
+    "bild": (r2r, ("p",)),
     "citer": (citer, ("p",)),
     "co_llm": (co_llm, ("p",)),
+    "glimp": (rstitch, ("p", "q")),
     "me": (me, ("weights",)),
     "r2r": (r2r, ("p",)),
     "random": (random, ("p",)),

@@ -64,6 +64,7 @@ def test_what_route_is_given() -> None:
     assert seen.uniforms.tolist() == [uniform(77, 2, routing_stream(0))]
     assert seen.params[0].leave_at == 4
     assert seen.logits.shape == (1, 16)
+    assert (list(seen.sequences[0]), seen.prompt_tokens) == ([0, 3], [2])
 
 
 @pytest.mark.parametrize(

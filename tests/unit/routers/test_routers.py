@@ -30,6 +30,8 @@ def _result(logits: torch.Tensor | None = None, params: Any = None, uniforms: li
         logits_output=LogitsOutput(logits, None),
         next_token_ids=torch.zeros(n, dtype=torch.int64),
         places=range(n),
+        sequences=[list(range(r)) for r in range(n)],
+        prompt_tokens=[1] * n,
         rids=list(range(n)),
         params=params if isinstance(params, list) else [params] * n,
         draw=(uniforms or [0.0] * n).__getitem__,
@@ -148,7 +150,7 @@ def test_markov_goes_where_its_row_says() -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"name": "nope"}, "no router 'nope'; there are markov, random, rstitch, single"),
+        ({"name": "nope"}, f"no router 'nope'; there are {', '.join(sorted(ALGORITHMS))}, and your own"),
         ({"name": "nowhere.module:X"}, "router 'nowhere.module:X' can't be loaded"),
         ({"name": "routers.base:PeerReq"}, "it must be a routers.Algorithm"),
         ({"name": "rstitch", "params": {"tau": 1.5}}, "router 'rstitch': tau: Input should be less than or equal to 1"),

@@ -115,10 +115,10 @@ def test_a_profiles_file(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "give a profile's file, or --algorithm, one of citer"),
+        ((), "give a profile's file, or --algorithm, one of bild, citer"),
         (("nowhere.json",), "nowhere.json: can't be read: No such file"),
         (("nowhere.json", "--p", "0.1"), "--p 0.1: given beside the profile nowhere.json"),
-        (("--algorithm", "r3r", "--latency-ms", "1", "2"), "--algorithm: 'r3r' must be one of citer"),
+        (("--algorithm", "r3r", "--latency-ms", "1", "2"), "--algorithm: 'r3r' must be one of bild, citer"),
         (("--algorithm", "r2r", "--latency-ms", "1", "2"), "--p: not given; r2r needs p"),
         (("--algorithm", "r2r", "--p", "2", "--latency-ms", "1", "2"), "--p: 2.0 must be from 0 to 1"),
         (

@@ -7,6 +7,7 @@ import math
 
 import pytest
 
+import routers
 from python_backends.token_router.threshold.forms import (
     ALGORITHMS,
     citer,
@@ -41,13 +42,19 @@ def test_an_ensemble_redraws_by_its_weights_wherever_a_request_is() -> None:
 def test_by_name() -> None:
     assert form("r2r", p=0.4, q=None, weights=None) == r2r(0.4)
     assert form("me", weights=[1, 1]) == me([1, 1])
-    assert set(ALGORITHMS) == {"citer", "co_llm", "me", "r2r", "random", "rstitch", "single"}
+    assert form("bild", p=0.4) == r2r(0.4)
+    assert form("glimp", p=0.4, q=0.2) == rstitch(0.4, 0.2)
+
+
+def test_every_router_has_its_form_under_its_own_name() -> None:
+    """But for markov, whose parameters are the matrices."""
+    assert set(ALGORITHMS) == set(routers.ALGORITHMS) - {"markov"}
 
 
 @pytest.mark.parametrize(
     ("algorithm", "rates", "says"),
     [
-        ("r3r", {"p": 0.1}, "algorithm: 'r3r' must be one of citer,"),
+        ("r3r", {"p": 0.1}, "algorithm: 'r3r' must be one of bild, citer,"),
         ("r2r", {}, "p: not given; r2r needs p"),
         ("rstitch", {"p": 0.1}, "q: not given; rstitch needs p and q"),
         ("r2r", {"p": 0.1, "q": 0.2}, "q: 0.2 given, but r2r takes p"),

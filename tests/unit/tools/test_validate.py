@@ -13,8 +13,10 @@ import llama_cpp
 import psutil
 import pytest
 
+from python_backends.llm.gguf_header import read_gguf_header
+from routers import ALGORITHMS, networks
+from routers.weights import RouterHeader, save_router
 from tools.deployment import Deployment, load_deployment, shipped_deployments
-from tools.gguf_header import read_gguf_header
 from tools.machine import machine_problems, machine_warnings, memory_needed
 from tools.tiny_models import ensure_tiny_models, tiny_vocabulary
 from tools.validate import check, config_problems
@@ -63,7 +65,7 @@ def test_the_shipped_deployments_are_consistent(name: str) -> None:
         (
             [PACED, PACED],
             {"router": {"name": "rsitch"}},
-            "router.name: got 'rsitch'; no router 'rsitch'; there are markov, random, rstitch, single, and your own by"
+            f"router.name: got 'rsitch'; no router 'rsitch'; there are {', '.join(sorted(ALGORITHMS))}, and your own by"
             " a dotted path, 'package.module:ALGORITHM'",
         ),
         (
@@ -254,3 +256,67 @@ def test_the_header_is_what_the_gguf_package_wrote(tmp_path: Path) -> None:
         "tokenizer.ggml.tokens": 3,
         "tokenizer.ggml.scores": 3,
     }
+
+
+def _trained(tmp_path: Path, slm: Path, llm: Path, algorithm: str = "r2r", **header: Any) -> dict[str, Any]:
+    """The router section of a trained router for a pair of `write_header`'s files."""
+    path = tmp_path / "own" / f"{algorithm}.safetensors"
+    path.parent.mkdir(exist_ok=True)
+    module = networks.R2RNetwork(64, 64, width=8, blocks=1, top_logits=2)
+    arguments = {"hidden_size": 64, "embedding_size": 64, "width": 8, "blocks": 1, "top_logits": 2}
+    values = {
+        "algorithm": algorithm,
+        "models": [slm.stem, llm.stem],
+        "hidden_size": 64,
+        "vocab_size": 2,
+        "threshold": 0.5,
+        "network": {**arguments, "hidden_size": header.get("hidden_size", 64)},
+    }
+    save_router(path, RouterHeader.model_validate({**values, **header}), module.state_dict())
+    return {"name": "r2r", "params": {"weights": str(path)}}
+
+
+@pytest.mark.parametrize(
+    ("header", "problem"),
+    [
+        ({}, None),
+        ({"models": ["first", "another"]}, "models[1]: trained for another, model 'm1' has other; other_models: true"),
+        ({"models": ["another", "other"]}, "models[0]: trained for another, model 'm0' has first"),
+        ({"vocab_size": 3}, "vocab_size: trained for 3, model 'm0' has 2"),
+        ({"hidden_size": 65}, "hidden_size: trained for 65, model 'm0' has 64"),
+        ({"algorithm": "citer"}, "algorithm: got 'citer'; allowed: 'r2r'"),
+    ],
+)
+def test_a_trained_router_must_be_for_these_weights(
+    tmp_path: Path, header: dict[str, Any], problem: str | None
+) -> None:
+    first, other = (write_header(tmp_path / f"{name}.gguf", ["a", "b"]) for name in ("first", "other"))
+    router = _trained(tmp_path, first, other, **header)
+    found = check(deployment(llama(first), llama(other), router=router))
+    assert [p.path for p in found] == ["router.params"] * (problem is not None)
+    assert problem is None or problem in str(found[0])
+
+
+def test_a_trained_routers_file_must_be_there(tmp_path: Path) -> None:
+    first, other = (write_header(tmp_path / f"{name}.gguf", ["a", "b"]) for name in ("first", "other"))
+    router = {"name": "co_llm", "params": {"weights": str(tmp_path / "none.safetensors")}}
+    (found,) = check(deployment(llama(first), llama(other), router=router))
+    assert found.path == "router.params" and "none.safetensors: no such file" in found.allowed
+
+
+def test_a_trained_router_needs_an_engine_with_hidden_states(tmp_path: Path) -> None:
+    router = _trained(tmp_path, Path("a"), Path("b"))
+    found = config_problems(deployment(PACED, PACED, router=router))
+    assert [p.path for p in found] == ["models[0].engine.type"] * 3
+    assert [p.allowed.split(",")[0] for p in found] == [
+        f"router 'r2r' needs {what}" for what in ("logits", "hidden_states", "embeddings")
+    ]
+
+
+def test_a_trained_routers_relative_path_is_the_deployment_files(tmp_path: Path) -> None:
+    text = "models: [{name: a, engine: {type: paced}}, {name: b, engine: {type: paced}}]\n"
+    (tmp_path / "d.yaml").write_text(text + "router: {name: citer, params: {weights: own/citer.safetensors}}\n")
+    loaded = load_deployment(tmp_path / "d.yaml")
+    assert loaded.router.params == {"weights": str(tmp_path / "own" / "citer.safetensors")}
+    (tmp_path / "d.yaml").write_text(text + "router: {name: citer, params: {weights: shipped-name}}\n")
+    assert load_deployment(tmp_path / "d.yaml").router.params == {"weights": "shipped-name"}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The metadata at the start of a GGUF file, its arrays only when they are asked for.
+"""The metadata at the start of a GGUF file, its arrays only when they are asked for, and where a tensor lies.
 
 The gguf package's reader makes objects of every string of the vocabulary: 10 s for Qwen2's 151,936 tokens on
 the machine where this was written. Here an array is skipped, and known by its place, its length and a digest.
@@ -10,14 +10,15 @@ from __future__ import annotations
 import hashlib
 import mmap
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-__all__ = ["Array", "GgufHeader", "read_gguf_header", "read_gguf_strings"]
+__all__ = ["Array", "GgufHeader", "GgufTensor", "locate_gguf_tensor", "read_gguf_header", "read_gguf_strings"]
 
 # GGUF's value types; 8 is a string, 9 an array
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _STRING, _ARRAY = 8, 9
+_ALIGNMENT = 32  # of the tensors, where general.alignment doesn't say
 
 
 @dataclass(frozen=True)
@@ -42,11 +43,31 @@ class GgufHeader:
         return value if isinstance(value, int) else None
 
 
+@dataclass(frozen=True)
+class GgufTensor:
+    """columns, rows: of a matrix, the numbers of a row side by side. kind: GGML's number of its type. start: of its
+    first byte in the file."""
+
+    columns: int
+    rows: int
+    kind: int
+    start: int
+
+
 def read_gguf_header(path: Path) -> GgufHeader:
     """Raises ValueError when the file isn't GGUF version 2 or 3, OSError when it can't be read."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         try:
             return _Reader(data).header()
+        except (struct.error, KeyError, UnicodeDecodeError) as error:
+            raise ValueError(f"its header is damaged: {error}") from error
+
+
+def locate_gguf_tensor(path: Path, name: str) -> GgufTensor:
+    """Where the matrix `name` lies in `path`. Raises as `read_gguf_header` does, and ValueError without one."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        try:
+            return _Reader(data).tensor(name)
         except (struct.error, KeyError, UnicodeDecodeError) as error:
             raise ValueError(f"its header is damaged: {error}") from error
 
@@ -79,6 +100,22 @@ class _Reader:
             else:
                 header.values[key] = self._string() if kind == _STRING else self._scalar(_SCALARS[kind])
         return header
+
+    def tensor(self, name: str) -> GgufTensor:
+        """Of the list that follows the metadata."""
+        header = self.header()
+        found = None
+        for _ in range(int(self._unpack_at(8, "<Q"))):
+            called, dimensions = self._string(), int(self._scalar("<I"))
+            shape = [int(self._scalar("<Q")) for _ in range(dimensions)]
+            kind, offset = int(self._scalar("<I")), int(self._scalar("<Q"))
+            if called == name and dimensions == 2:
+                found = GgufTensor(shape[0], shape[1], kind, offset)
+        if found is None:
+            raise ValueError(f"it has no matrix '{name}'")
+        alignment = int(header.values.get("general.alignment", _ALIGNMENT))
+        first = -(-self._at // alignment) * alignment
+        return replace(found, start=first + found.start)
 
     def strings(self, count: int) -> list[str]:
         return [self._string() for _ in range(count)]

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""R2R, CITER and Co-LLM with small random networks on real weights, through the real server: token for token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from python_backends.llm.catalog import locate_tokenizer
+from python_backends.token_router.tokenizer import Tokenizer
+from routers.networks import CiterNetwork, CoLLMHead, R2RNetwork
+from routers.weights import RouterHeader, save_router
+from tests.model.reference import Delegates, Reference
+from tests.triton.servers import assert_clean_and_serving
+from tools.client import Answer, TokenRouterClient
+from tools.deployment import Deployment, load_deployment
+from tools.supervisor import running_server
+from tools.validate import check
+
+pytestmark = [pytest.mark.model, pytest.mark.triton]
+
+TOKENS = 16
+SHARE = 0.2  # of the small model's tokens, to be delegated
+HIDDEN, VOCAB = 576, 49152
+NETWORKS: dict[str, tuple[type[torch.nn.Module], dict[str, Any]]] = {
+    "r2r": (R2RNetwork, {"hidden_size": HIDDEN, "embedding_size": HIDDEN, "width": 64, "blocks": 2}),
+    "citer": (CiterNetwork, {"hidden_size": HIDDEN, "width": 32}),
+    "co_llm": (CoLLMHead, {"hidden_size": HIDDEN, "bias": False}),
+}
+QUESTIONS = [
+    "Why is the sky blue?",
+    "Write a short poem about a lighthouse.",
+    "How do I boil an egg?",
+    "List three uses of a paper clip.",
+    "What is 17 times 23?",
+    "Name a river in Africa and say where it ends.",
+    "Translate 'good morning' into French.",
+    "Explain recursion to a child, with an example from daily life. " * 10,  # more than one prefill chunk
+]
+
+Answers = list[tuple[list[int], list[str]]]
+
+
+@dataclass
+class Case:
+    """A deployment with a trained router, and the reference's answers."""
+
+    deployment: Deployment
+    prompts: list[list[int]]
+    expected: Answers
+
+
+def _probability(algorithm: str, network: torch.nn.Module, hidden: Any, logits: Any, embedding: Any) -> float:
+    with torch.inference_mode():
+        inputs = [hidden[None]]
+        if algorithm == "r2r":
+            inputs += [logits.sort(descending=True).values[None, :100], embedding[None]]
+        return float(network(*inputs).double().sigmoid())
+
+
+def _delegates(algorithm: str, probability: float, threshold: float) -> bool:
+    return {
+        "r2r": probability >= threshold,
+        "citer": probability < threshold,
+        "co_llm": probability > threshold,
+    }[algorithm]
+
+
+@pytest.fixture(scope="module", params=list(NETWORKS))
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    """The threshold is a quantile of what the network says along answers of the small model alone."""
+    algorithm = request.param
+    torch.set_num_threads(1)  # as in the served model's process: its sums must be these
+    torch.manual_seed(1)
+    kind, arguments = NETWORKS[algorithm]
+    network = kind(**arguments).eval()
+    shipped = load_deployment("smollm2")
+    tokenizer = Tokenizer(locate_tokenizer(str(shipped.tokenizer)))
+    prompts = [tokenizer.encode_chat([{"role": "user", "content": q}]) for q in QUESTIONS]
+    reference = Reference(shipped, hidden_states=True)
+    seen: list[float] = []
+
+    def never(*step: torch.Tensor) -> bool:
+        seen.append(_probability(algorithm, network, *step))
+        return False
+
+    for prompt in prompts[:3]:
+        reference.one_token(prompt, TOKENS, never)
+    share = SHARE if algorithm == "citer" else 1 - SHARE
+    threshold = float(torch.tensor(seen, dtype=torch.float64).quantile(share))
+    decide: Delegates = lambda *step: _delegates(algorithm, _probability(algorithm, network, *step), threshold)  # noqa: E731
+    expected = [reference.one_token(prompt, TOKENS, decide) for prompt in prompts]
+    reference.close()
+    path: Path = tmp_path_factory.mktemp("router") / f"{algorithm}.safetensors"
+    header = RouterHeader(
+        algorithm=algorithm,
+        models=["smollm2-135m-q4_0", "smollm2-135m-q8_0"],
+        hidden_size=HIDDEN,
+        vocab_size=VOCAB,
+        threshold=threshold,
+        network=arguments,
+    )
+    save_router(path, header, network.state_dict())
+    router = shipped.router.model_copy(update={"name": algorithm, "params": {"weights": str(path)}})
+    server = shipped.server.model_copy(update={"http_port": 0, "grpc_port": 0, "metrics_port": 0})
+    return Case(shipped.model_copy(update={"router": router, "server": server}), prompts, expected)
+
+
+@pytest.fixture(scope="module")
+def url(case: Case) -> Iterator[str]:
+    assert check(case.deployment) == []
+    with running_server(case.deployment) as running:
+        yield running.grpc_url
+        assert_clean_and_serving(running)
+
+
+def _ask(url: str, prompt: list[int]) -> tuple[list[int], list[str]]:
+    with TokenRouterClient(url) as client:
+        answer = Answer.of(client.generate(input_ids=prompt, max_tokens=TOKENS, ignore_eos=True, timeout_s=200))
+    return answer.ids, answer.models
+
+
+@pytest.mark.parametrize(("at_once", "prompts"), [(1, 4), (8, 8)])
+def test_a_trained_router_equals_the_sequential_loop(url: str, case: Case, at_once: int, prompts: int) -> None:
+    with ThreadPoolExecutor(at_once) as pool:
+        answers = list(pool.map(lambda prompt: _ask(url, prompt), case.prompts[:prompts]))
+    assert len(answers) == prompts
+    for question, answer, expected in zip(QUESTIONS, answers, case.expected, strict=False):
+        assert answer == expected, question
+    makers = [maker for _, made in answers for maker in made]
+    assert 0.05 < makers.count("llm") / len(makers) < 0.5  # both wrote, or the test would show nothing

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of the input embedding out of a GGUF file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import gguf
+import pytest
+import torch
+
+from python_backends.llm.engines.base import EngineError
+from python_backends.llm.engines.embedding_rows import EmbeddingRows
+from tests.unit.tools.test_validate import write_header
+from tools.tiny_models import make_tiny_gguf
+
+
+@pytest.mark.parametrize("quantization", ["q8_0", "q4_0"])
+def test_rows_are_those_that_the_gguf_package_reads(tmp_path: Path, quantization: Literal["q8_0", "q4_0"]) -> None:
+    path = tmp_path / "tiny.gguf"
+    make_tiny_gguf(path, seed=1, quantization=quantization)
+    (tensor,) = (t for t in gguf.GGUFReader(path).tensors if t.name == "token_embd.weight")
+    whole = torch.from_numpy(gguf.quants.dequantize(tensor.data, tensor.tensor_type))
+    wanted = torch.tensor([0, len(whole) - 1, 7, 7])
+    rows = EmbeddingRows(path)(wanted)
+    assert rows.dtype == torch.float32 and torch.equal(rows, whole[wanted])
+
+
+def test_a_file_without_the_table_is_named(tmp_path: Path) -> None:
+    path = write_header(tmp_path / "header.gguf", ["a", "b"])
+    rows = EmbeddingRows(path)  # it is the first row that is looked for
+    with pytest.raises(EngineError, match=r"header\.gguf: it has no matrix 'token_embd\.weight'"):
+        rows(torch.tensor([0]))
+
+
+def test_a_damaged_list_of_tensors_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    make_tiny_gguf(path, seed=1)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: whole.index(b"token_embd.weight") + 20])
+    with pytest.raises(EngineError, match="its header is damaged"):
+        EmbeddingRows(path)(torch.tensor([0]))

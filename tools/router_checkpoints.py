@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading the checkpoints that R2R's and CITER's own code writes. Nothing in a checkpoint is ever executed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tools.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["CHECKPOINTS", "Checkpoint", "read_checkpoint"]
+
+_R2R_TYPE = "HiddenStatesTokenLMHeadLogitsClassifier"  # of R2R's routers, the one that its paper describes
+_R2R_NAMES = {
+    "logits_projection": "logits_projection",
+    "combined_projection": "combined_projection",
+    "backbone.input_projection": "input_projection",
+    "backbone.output_layer.0": "output_norm",
+    "backbone.output_layer.1": "output",
+}
+_R2R_BLOCK_NAMES = {"layer_norm": "norm", "mlp.0": "up", "mlp.3": "down"}
+_R2R_EMBEDDING = "token_embeddings.weight"  # in "..._all.pt": the model's own table, which the engine has
+_CITER_NAMES = {"mlp.0": "up", "mlp.1": "norm", "mlp.4": "down", "linear": "output"}
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A router out of a checkpoint. network: the keyword arguments of its class in `routers.networks`. tensors: its
+    state dict. threshold: None = the checkpoint has none. data: where it comes from."""
+
+    network: dict[str, Any]
+    tensors: dict[str, torch.Tensor]
+    threshold: float | None
+    data: dict[str, Any]
+
+
+def read_checkpoint(path: Path, algorithm: str) -> Checkpoint:
+    """The router in a checkpoint of that algorithm's own code.
+
+    Raises UserError when the file can't be read, holds anything but plain data, or another layout.
+    """
+    import torch
+
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise UserError(f"{path}: can't be read: {error.strerror}") from error
+    except Exception as error:  # on a file that isn't a checkpoint, torch's unpickler raises whatever it runs into
+        reason = str(error).strip().splitlines()
+        raise UserError(
+            f"{path}: is no checkpoint of weights and plain data alone, and anything else is never loaded:"
+            f" {reason[0] if reason else type(error).__name__}"
+        ) from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: got a {type(content).__name__}; allowed: a dict, as {algorithm}'s own code saves")
+    try:
+        checkpoint = CHECKPOINTS[algorithm](content)
+    except ValueError as error:
+        raise UserError(f"{path}: {error}") from error
+    checkpoint.data.update(converted_from=path.name, sha256=digest)
+    return checkpoint
+
+
+def _r2r(content: Mapping[str, Any]) -> Checkpoint:
+    """What R2R's `save_model` writes: model_type, init_args, common_args and state_dict."""
+    kind, state = content.get("model_type"), content.get("state_dict")
+    if kind != _R2R_TYPE or not isinstance(state, Mapping):
+        raise ValueError(f"model_type: got {kind!r}; allowed: '{_R2R_TYPE}', with a state_dict")
+    init, common = content.get("init_args") or {}, content.get("common_args") or {}
+    for name in ("normalize_input", "use_position_embedding"):
+        if init.get(name):
+            raise ValueError(f"init_args.{name}: got {init[name]!r}; allowed: False")
+    names = {f"backbone.blocks.{b}.{theirs}": f"blocks.{b}.{ours}" for b in range(_blocks(state))
+             for theirs, ours in _R2R_BLOCK_NAMES.items()}  # fmt: skip
+    tensors = _renamed({k: v for k, v in state.items() if k != _R2R_EMBEDDING}, {**_R2R_NAMES, **names})
+    hidden, top_logits = tensors["logits_projection.weight"].shape
+    width, features = tensors["combined_projection.weight"].shape
+    network = {
+        "hidden_size": hidden,
+        "embedding_size": features - 2 * hidden,
+        "width": width,
+        "blocks": _blocks(state),
+        "top_logits": top_logits,
+        "expansion": tensors["blocks.0.up.weight"].shape[0] // width,
+    }
+    return Checkpoint(network, tensors, common.get("threshold"), {"slm": init.get("pretrained_model_name")})
+
+
+def _blocks(state: Mapping[str, Any]) -> int:
+    return len({key.split(".")[2] for key in state if key.startswith("backbone.blocks.")})
+
+
+def _citer(content: Mapping[str, Any]) -> Checkpoint:
+    """The state dict of CITER's ConfidenceModel: torchvision's MLP and a linear layer."""
+    tensors = _renamed(content, _CITER_NAMES)
+    width, hidden = tensors["down.weight"].shape[0], tensors["up.weight"].shape[1]
+    return Checkpoint({"hidden_size": hidden, "width": width}, tensors, None, {})
+
+
+def _renamed(state: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, torch.Tensor]:
+    """The tensors under our modules' names. Raises ValueError for one that is unknown, or a module without any."""
+    tensors, missing = {}, dict(names)
+    for key, tensor in state.items():
+        module, _, last = key.rpartition(".")
+        if module not in names:
+            raise ValueError(f"state_dict: got '{key}'; allowed: tensors of {', '.join(names)}")
+        missing.pop(module, None)
+        tensors[f"{names[module]}.{last}"] = tensor
+    if missing:
+        raise ValueError(f"state_dict: has no tensors of {', '.join(missing)}")
+    return tensors
+
+
+# By the algorithm's name.
+CHECKPOINTS: Mapping[str, Callable[[Mapping[str, Any]], Checkpoint]] = {"r2r": _r2r, "citer": _citer}
