@@ -10,6 +10,9 @@ from typing import Annotated, NoReturn
 import typer
 
 from python_backends.llm.catalog import WeightsError
+from tools.commands.eval import app as eval_app
+from tools.commands.routers import app as routers_app
+from tools.commands.train import train_command
 from tools.commands.variadic import NumbersCommand
 from tools.errors import UserError
 from tools.models.cli import app as models_app
@@ -24,6 +27,9 @@ app = typer.Typer(
     add_completion=False,
 )
 app.add_typer(models_app, name="models")
+app.add_typer(eval_app, name="eval")
+app.add_typer(routers_app, name="routers")
+app.command("train")(train_command)
 
 Config = Annotated[
     str | None,
@@ -33,7 +39,7 @@ Config = Annotated[
 ProfileFile = Annotated[Path | None, typer.Argument(help="What `tokenrouter profile` wrote.", show_default="none")]
 Algorithm = Annotated[str | None, typer.Option(help="Instead of a profile: a routing algorithm, with its rates.")]
 RateP = Annotated[float | None, typer.Option("--p", help="Its share of the SLM's steps that go to the LLM.")]
-RateQ = Annotated[float | None, typer.Option("--q", help="rstitch: share of the LLM's steps that go back.")]
+RateQ = Annotated[float | None, typer.Option("--q", help="rstitch, glimp: share of the LLM's steps that go back.")]
 Weights = Annotated[list[float] | None, typer.Option(help="me: the weight of each model.")]
 MatrixP = Annotated[str | None, typer.Option(help="Instead: P as JSON, a row for each model.")]
 MatrixC = Annotated[str | None, typer.Option(help="With --matrix-p: C as JSON.")]

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tokenrouter eval run` on a server that runs already."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tools.deployment import Deployment
+from tools.errors import UserError
+from tools.evaluation.single import evaluate
+from tools.evaluation.spec import SweepSpec
+from tools.evaluation.tasks import ReasoningTask
+from tools.supervisor import RunningServer
+
+pytestmark = pytest.mark.triton
+
+SPEC = SweepSpec(task=ReasoningTask(kinds=["chain_sum"], per_kind=3), max_tokens=8, concurrency=2)
+CONSOLE = Console(quiet=True)
+
+
+def test_a_running_server_is_asked(tiny_deployment: Deployment, tiny_server: RunningServer, tmp_path: Path) -> None:
+    result = evaluate(SPEC, tiny_deployment, {"tau": 0.0}, str(tiny_server.pid), None, tmp_path, CONSOLE)
+    (point,) = result.points
+    assert point.label == "rstitch tau=0.0"
+    assert (point.questions, point.passed) == (3, 0)  # random weights answer nothing
+    assert point.tokens <= 8
+    assert point.llm_share > 0
+    assert point.rates is not None
+    assert point.rates.steps[0][1] == 1
+    by_url = evaluate(SPEC, tiny_deployment, {"tau": 1.0}, None, tiny_server.grpc_url, tmp_path, CONSOLE)
+    assert by_url.points[0].llm_share == 0
+    assert by_url.points[0].rates is None  # a server elsewhere isn't counted
+    assert (tmp_path / "results.md").read_text().startswith("# Accuracy against cost: slm + llm")
+
+
+def test_only_what_is_missing_is_asked(tiny_deployment: Deployment, tiny_server: RunningServer, tmp_path: Path) -> None:
+    one = SPEC.model_copy(update={"problems": "1"})
+    evaluate(one, tiny_deployment, {}, None, tiny_server.grpc_url, tmp_path, CONSOLE)
+    evaluate(SPEC, tiny_deployment, {}, None, tiny_server.grpc_url, tmp_path, CONSOLE)
+    (path,) = tmp_path.glob("*.jsonl")
+    lines = path.read_text().splitlines()
+    assert len(lines) == 1 + 3
+    assert ['"sitting": 0' in line for line in lines] == [False, True, False, False]
+
+
+def test_a_server_of_another_deployment_is_refused(
+    tiny_deployment: Deployment, tiny_server: RunningServer, tmp_path: Path
+) -> None:
+    other = tiny_deployment.model_copy(
+        update={"router": tiny_deployment.router.model_copy(update={"params": {"tau": 0.5}})}
+    )
+    with pytest.raises(
+        UserError, match=r"the server has router .*0.4.*, but the deployment .*0.5.*; give the deployment"
+    ):
+        evaluate(SPEC, other, {}, None, tiny_server.grpc_url, tmp_path, CONSOLE)

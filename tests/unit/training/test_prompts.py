@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions out of sources, the tasks made of them, and how answers to them are judged."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import pytest
+
+from tools.errors import UserError
+from tools.training.judges import Case, LLMJudge, TestsJudge, judge_named
+from tools.training.prompts import Prompt, code_prompt, overlaps, passes, reasoning_prompts
+from tools.training.sources import Function, functions_of
+
+SOURCE = '''
+import math
+import third_party
+from collections import deque as queue
+
+LIMIT = 3
+
+def area(r: float) -> float:
+    """The area of a circle.
+
+    >>> round(area(1), 2)
+    3.14
+    """
+    # of radius r
+    return math.pi * r * r
+
+def typed(a: Shape, b: "Shape" = None) -> "int | Shape":
+    """>>> typed(1)
+    1
+    """
+    return a
+
+def first(items, count: int = 1) -> queue[int]:
+    r"""A \\d.
+
+    >>> list(first([1, 2]))
+    [1]
+    """
+    return queue(items[:count])
+
+def limited(n=LIMIT):
+    """>>> limited()
+    3
+    """
+    return n
+
+def untested(n):
+    """Says nothing of what comes out.
+
+    >>> untested(1)
+    """
+    return n
+
+def elsewhere(n):
+    """>>> area(1) > 3
+    True
+    """
+    return n
+
+def empty(n):
+    """>>> empty(1)
+    """
+
+def _private(n):
+    """>>> _private(1)
+    1
+    """
+    return n
+
+@decorated
+def decorated_one(n):
+    """>>> decorated_one(1)
+    1
+    """
+    return n
+'''
+
+
+@pytest.fixture
+def functions() -> dict[str, Function]:
+    return {f.name: f for f in functions_of(SOURCE, "math")}  # a module that is there, for the doctests
+
+
+def test_only_functions_that_mean_something_by_themselves_are_asked_for(functions: dict[str, Function]) -> None:
+    assert list(functions) == ["area", "typed", "first"]
+
+
+def test_a_prompt_has_the_imports_that_its_function_uses_its_head_and_its_docstring(
+    functions: dict[str, Function],
+) -> None:
+    area = functions["area"]
+    assert area.prompt.startswith(
+        'import math\n\n\ndef area(r: float) -> float:\n    """The area of a circle.\n\n    >>>'
+    )
+    assert area.prompt.endswith('    3.14\n    """\n')
+    assert area.body == "    return math.pi * r * r\n"
+    assert functions["typed"].prompt.startswith("def typed(a, b=None):\n")  # Shape means nothing outside
+    assert "from collections import deque as queue\n" in functions["first"].prompt
+    assert 'r"""A \\d.' in functions["first"].prompt
+
+
+def test_an_answer_passes_by_its_doctests(functions: dict[str, Function]) -> None:
+    prompt = code_prompt(functions["area"])
+    assert passes(prompt, str(prompt.reference_answer))
+    assert passes(prompt, "import math\ndef area(r):\n    return math.pi * r**2\n```\nwhich is the area")
+    assert not passes(prompt, "def area(r):\n    return 3 * r\n```")
+    assert not passes(prompt, "def area(r):\n    return 3.14 *")
+    assert not passes(prompt, "")
+
+
+def test_reasoning_tasks_are_seeded_and_scored_by_their_generator() -> None:
+    first, second = list(reasoning_prompts(7, 1)), list(reasoning_prompts(7, 1))
+    assert first == second
+    assert first != list(reasoning_prompts(7, 2))
+    assert len({p.id for p in first}) == 7
+    prompt = first[1]
+    assert prompt.entry is not None
+    right = prompt.entry["answer"]
+    assert passes(prompt, f"We add. Answer: 1\nNo.\nAnswer: {right}")
+    assert not passes(prompt, f"Answer: {right}1")
+    assert not passes(prompt, f"It is {right}")
+    stored = Prompt(**json.loads(json.dumps(vars(prompt))))
+    assert passes(stored, f"Answer: {right}")
+
+
+def test_what_could_be_one_of_humanevals_is_found(functions: dict[str, Function]) -> None:
+    own = functions["area"]
+    named = Function("m:is_prime", "is_prime", "m", "", "", "Whether n is prime.", [])
+    told = Function(
+        "m:f",
+        "f",
+        "m",
+        "",
+        "",
+        'Check if in given list of numbers, are any two numbers closer to each other than "x"',
+        [],
+    )
+    assert overlaps([own, named, told]) == {"m:is_prime", "m:f"}
+
+
+PROMPT = Prompt("p", "code", "def f():\n", "f", "def check(candidate):\n    assert candidate() == 1\n")
+
+
+def case(branch: str, passed: bool) -> Case:
+    return Case(PROMPT, "def f():\n", "    return 1\n```", branch, passed)
+
+
+def test_the_tests_decide_where_the_original_answer_is_right() -> None:
+    judge = TestsJudge()
+    assert judge(case("    return 2 - 1\n```", True)) == 0
+    assert judge(case("    return 2\n```", True)) == 1
+    assert judge(case("    return 2 - 1\n```", False)) == 1
+
+
+@contextmanager
+def api(reply: Any, status: int = 200) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """An OpenAI-compatible server that always says the same."""
+    asked: list[dict[str, Any]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked.append({"path": self.path} | json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            body = json.dumps(reply).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/v1", asked
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.mark.parametrize(("text", "verdict"), [("1", 1), (" 0.", 0), ("They differ: 1", -1), ("", -1), ("10", -1)])
+def test_a_language_model_judges_by_its_first_digit_and_else_the_token_is_dropped(text: str, verdict: int) -> None:
+    with api({"choices": [{"message": {"content": text}}]}) as (url, asked):
+        assert LLMJudge(url, "big")(case("    return 2\n", True)) == verdict
+    assert asked[0]["path"] == "/v1/chat/completions"
+    assert (asked[0]["model"], asked[0]["temperature"], asked[0]["max_tokens"]) == ("big", 0, 16)
+    assert asked[0]["messages"][0]["content"].count("Answer:") == 3  # two examples and the question
+
+
+def test_a_judge_that_cannot_be_reached_is_an_error_that_names_it() -> None:
+    with api({"choices": []}) as (url, _), pytest.raises(UserError, match=f"--judge: {url} gave no verdict"):
+        LLMJudge(url, "big")(case("", True))
+    with api({}, status=500) as (url, _), pytest.raises(UserError, match="gave no verdict: HTTP Error 500"):
+        LLMJudge(url, "big")(case("", True))
+    with pytest.raises(UserError, match="gave no verdict"):
+        LLMJudge(url, "big")(case("", True))
+
+
+def test_judges_by_name() -> None:
+    assert judge_named("tests", None).whole
+    assert not judge_named("continuation", None).whole
+    assert judge_named("https://judge/v1", "big").name == "llm"
+    with pytest.raises(UserError, match="--judge: got 'oracle'; must be tests, continuation, or"):
+        judge_named("oracle", None)
+    with pytest.raises(UserError, match="--judge-model"):
+        judge_named("http://judge/v1", None)

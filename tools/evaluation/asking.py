@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asking a served deployment many questions at once, and judging the answers as they come."""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from typing import Any
+
+from python_backends.token_router.tokenizer import Tokenizer
+from tools.client import Answer, TokenRouterClient
+from tools.control import ControlClient
+from tools.evaluation.answers import Answered, AnswerFile, Traffic
+from tools.evaluation.tasks import Question
+
+__all__ = ["Asking", "ask_all"]
+
+
+@dataclass(frozen=True)
+class Asking:
+    """How each question is put. router_params: what the request overrides. temperature: 0 = greedy. seed: each
+    question's draws depend on it and on the question."""
+
+    max_tokens: int
+    router_params: dict[str, Any] = field(default_factory=dict)
+    temperature: float = 0.0
+    seed: int = 0
+    concurrency: int = 8
+
+
+def ask_all(
+    grpc_url: str,
+    control: ControlClient | None,
+    tokenizer: Tokenizer,
+    questions: Sequence[Question],
+    asking: Asking,
+    file: AnswerFile,
+    told: Callable[[Answered], None],
+) -> None:
+    """Asks what `file` has no answer to, `asking.concurrency` at a time, and adds the answers to it.
+
+    control: of the server, to count what its models did; None = it is elsewhere, and isn't counted.
+    told: of each answer.
+    Raises GenerationError when the server refuses or fails, ControlError, SandboxError, UserError; what has been
+    answered by then is in the file.
+    """
+    asked = [q for q in questions if q.id not in file.answers]
+    if not asked:
+        return
+    before = None if control is None else control.traffic()["counts"]
+    began = time.monotonic()
+
+    def one(question: Question) -> Answered:
+        answered = _ask(client, tokenizer, question, asking, file.sitting, began)
+        file.add(answered)
+        return answered
+
+    with TokenRouterClient(grpc_url) as client, ThreadPoolExecutor(asking.concurrency) as pool:
+        under_way = [pool.submit(one, question) for question in asked]
+        try:
+            for done in as_completed(under_way):
+                told(done.result())
+        except BaseException:
+            for future in under_way:
+                future.cancel()
+            client.close()  # ends the requests under way, and so their threads
+            raise
+    if control is not None and before is not None:
+        file.add(_traffic(file.sitting, before, control.traffic()))
+
+
+def _ask(
+    client: TokenRouterClient, tokenizer: Tokenizer, question: Question, asking: Asking, sitting: int, began: float
+) -> Answered:
+    generation = client.generate(
+        input_ids=tokenizer.encode_chat(list(question.messages), question.begun),
+        max_tokens=asking.max_tokens,
+        stop_words=list(question.stop_words) or None,
+        router_params=asking.router_params or None,
+        temperature=asking.temperature,
+        seed=asking.seed + zlib.crc32(question.id.encode()),
+    )
+    answer = Answer.of(generation)
+    ended_s = time.monotonic() - began
+    judgement = question.judge(answer.text)
+    return Answered(
+        id=question.id,
+        passed=judgement.passed,
+        verdict=judgement.verdict,
+        detail=judgement.detail,
+        text=answer.text,
+        ids=answer.ids,
+        by_model=dict(answer.tokens_by_model),
+        last_model=answer.models[-1],
+        handoffs=int(answer.usage["handoffs"]),
+        finish_reason=answer.finish_reason,
+        sitting=sitting,
+        sent_s=answer.sent_at - began,
+        ended_s=ended_s,
+    )
+
+
+def _traffic(sitting: int, before: dict[str, Any], after: dict[str, Any]) -> Traffic:
+    counts, profile = after["counts"], after["profile"]
+
+    def grown(name: str) -> list[list[int]]:
+        pairs = zip(counts[name], before[name], strict=True)
+        return [[now - then for now, then in zip(*rows, strict=True)] for rows in pairs]
+
+    given = None if profile is None else profile["p"]
+    return Traffic(sitting=sitting, outcomes=grown("outcomes"), tokens=grown("tokens"), given=given)

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A sweep: every point of every router on the same questions, one server for each router, and what to compare with."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from python_backends.llm.catalog import locate_tokenizer
+from python_backends.token_router.tokenizer import Tokenizer
+from routers import RouterConfig
+from routers.weights import locate_router
+from tools.control import ControlClient
+from tools.deployment import Deployment
+from tools.errors import UserError
+from tools.evaluation.answers import Answered, AnswerFile
+from tools.evaluation.asking import Asking, ask_all
+from tools.evaluation.progress import Bar
+from tools.evaluation.query_level import entropies, frontier, random_line
+from tools.evaluation.report import LLM_ONLY, RANDOM, SLM_ONLY, SweepResult, write_report
+from tools.evaluation.spec import Point, SweepSpec, points_of
+from tools.evaluation.summary import PointResult, way_up
+from tools.evaluation.tasks import digest, questions, selected
+from tools.own_server import own_server_of
+
+__all__ = ["Bench", "sweep"]
+
+
+class Bench:
+    """The questions, the folder with the answers, and the deployment that is asked. Raises UserError."""
+
+    def __init__(self, spec: SweepSpec, deployment: Deployment, folder: Path, console: Console) -> None:
+        if deployment.tokenizer is None:
+            raise UserError("tokenizer: is null; questions in words need one")
+        everything = questions(spec.task)
+        self.spec = spec
+        self.deployment = deployment
+        self.console = console
+        self.questions = selected(everything, spec.problems)
+        self.tokenizer = Tokenizer(locate_tokenizer(deployment.tokenizer))
+        self._digest = digest(everything)
+        self._folder = folder
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"--output: {folder}: can't be made: {error.strerror}") from error
+
+    def file(self, point: Point) -> AnswerFile:
+        """The answers to a point so far."""
+        name = re.sub(r"[^A-Za-z0-9_.=-]+", "-", point.label)
+        return AnswerFile(self._folder / f"{name}.jsonl", self._settings(point))
+
+    def missing(self, point: Point) -> int:
+        """How many questions it has not answered."""
+        return len(self.questions) - len(self.answers(point))
+
+    def answers(self, point: Point) -> list[Answered]:
+        return self.file(point).of([q.id for q in self.questions])
+
+    def ask(self, point: Point, grpc_url: str, control: ControlClient | None) -> None:
+        """What is missing of a point, from a server that was started with its router."""
+        file = self.file(point)
+        asking = Asking(
+            max_tokens=self.spec.max_tokens,
+            router_params=point.overrides,
+            temperature=self.spec.temperature if point.samples else 0.0,
+            seed=self.spec.seed,
+            concurrency=self.spec.concurrency,
+        )
+        with Bar(self.console, point.label, len(self.questions), file.of([q.id for q in self.questions])) as bar:
+            ask_all(grpc_url, control, self.tokenizer, self.questions, asking, file, bar.answered)
+
+    def result(self, point: Point) -> PointResult:
+        """The figures of a point that has answers."""
+        file = self.file(point)
+        return PointResult.of(
+            file.of([q.id for q in self.questions]),
+            file.traffic,
+            self.deployment.model_names,
+            label=point.label,
+            group=point.group,
+            value=point.value,
+            router=point.router.name,
+            router_params=_shown({**point.router.params, **point.overrides}),
+        )
+
+    def _settings(self, point: Point) -> dict[str, Any]:
+        """What the answers depend on."""
+        params = {**point.router.params, **point.overrides}
+        return {
+            "task": self.spec.task.model_dump(),
+            "questions": self._digest,
+            "models": {m.name: _engine(m.engine.model_dump()) for m in self.deployment.models},
+            "router": point.router.name,
+            "params": _shown(params),
+            "router_weights": _digest_of_weights(params),
+            "max_tokens": self.spec.max_tokens,
+            "temperature": self.spec.temperature if point.samples else 0.0,
+            "seed": self.spec.seed,
+        }
+
+
+def sweep(spec: SweepSpec, deployment: Deployment, folder: Path, console: Console) -> SweepResult:
+    """Measures what is missing in `folder` and writes the report there, again after each router.
+
+    Raises UserError, GenerationError, ControlError, SandboxError; run again, it goes on where it was.
+    """
+    if find_spec("matplotlib") is None:  # told before the work, not after it
+        raise UserError("a sweep draws a picture with matplotlib, which isn't installed (pip install -e '.[eval]')")
+    bench = Bench(spec, deployment, folder, console)
+    models = deployment.model_names
+    if len(models) < 2:
+        raise UserError(f"a sweep needs a small and a large model; the deployment has {', '.join(models)}")
+    alone = [_alone(SLM_ONLY, 0), _alone(LLM_ONLY, len(models) - 1)]
+    points = [point for router in spec.routers for point in points_of(router, models)]
+    for point in [*alone, *points]:
+        bench.file(point)  # settings that don't fit are told before the first hour of work
+    measured: list[Point] = []
+    for group in _groups([*alone, *points]):
+        _measure(bench, group)
+        measured += group
+        report(bench, measured, {}, folder)
+    controls = _controls(bench, points) if spec.controls else {}
+    own = {point.label for point in measured}  # a random point that the spec asks for may be a control too
+    added = {c.label: c for c in controls.values() if c.label not in own}
+    _measure(bench, list(added.values()))
+    beside = {label: control.label for label, control in controls.items()}
+    return report(bench, [*measured, *added.values()], beside, folder, query_level=spec.query_level)
+
+
+def report(
+    bench: Bench, measured: Sequence[Point], controls: dict[str, str], folder: Path, *, query_level: bool = False
+) -> SweepResult:
+    """Writes the report on these points into the folder. Raises UserError."""
+    spec = bench.spec
+    results = [bench.result(point) for point in measured]
+    by_label = {point.label: bench.answers(point) for point in measured}
+    slm, llm = by_label.get(SLM_ONLY, []), by_label.get(LLM_ONLY, [])
+    for result in results:
+        if result.group not in (SLM_ONLY, LLM_ONLY) and (way := way_up(by_label[result.label], slm, llm)) is not None:
+            result.way, result.way_low, result.way_high = way
+    found = SweepResult(
+        settings={
+            "task": spec.task.type,
+            "questions": len(bench.questions),
+            "concurrency": spec.concurrency,
+            "max_tokens": spec.max_tokens,
+            "first_tokens": spec.first_tokens,
+            "seed": spec.seed,
+        },
+        models=bench.deployment.model_names,
+        points=results,
+        controls=controls,
+    )
+    if query_level and slm and llm:
+        with Bar(bench.console, "entropy of the SLM's first tokens", len(slm), []) as bar:
+            entropy = entropies(
+                bench.deployment.models[0],
+                bench.tokenizer,
+                bench.questions,
+                slm,
+                spec.first_tokens,
+                folder / f"entropy-{spec.first_tokens}.jsonl",
+                bar.advance,
+            )
+        found.query_entropy, found.query_random = frontier(slm, llm, entropy), random_line(slm, llm)
+    try:
+        write_report(found, folder)
+    except OSError as error:
+        raise UserError(f"--output: {folder}: can't be written: {error.strerror}") from error
+    return found
+
+
+def _measure(bench: Bench, group: Sequence[Point]) -> None:
+    """Points of one server, which is started if one of them misses answers."""
+    if not any(bench.missing(point) for point in group):
+        return
+    router = group[0].router
+    update: dict[str, Any] = {"router": router}
+    if router.name == "single":  # the other model would prefill for nothing
+        update["batching"] = bench.deployment.batching.model_copy(update={"llm_prefill": "lazy"})
+    with own_server_of(bench.deployment.model_copy(update=update), bench.console) as server:
+        for point in group:
+            bench.ask(point, server.grpc_url, server.control)
+
+
+def _groups(points: Iterable[Point]) -> list[list[Point]]:
+    """By the router that the server is started with, in order."""
+    groups: dict[str, list[Point]] = {}
+    for point in points:
+        groups.setdefault(point.router.model_dump_json(), []).append(point)
+    return list(groups.values())
+
+
+def _alone(label: str, model: int) -> Point:
+    return Point(label, label, RouterConfig(name="single"), {"model": model})
+
+
+def _controls(bench: Bench, points: Sequence[Point]) -> dict[str, Point]:
+    """For each point the random one at its share of tokens, if there is a choice at that share."""
+    tolerance = bench.spec.control_tolerance
+    chosen: list[float] = []
+    controls = {}
+    for share, label in sorted((bench.result(point).llm_share, point.label) for point in points):
+        if not tolerance < share < 1 - tolerance:
+            continue
+        near = [p for p in chosen if abs(p - share) <= tolerance]
+        p = near[-1] if near else round(share, 4)
+        if not near:
+            chosen.append(p)
+        controls[label] = Point(f"{RANDOM} p={p}", RANDOM, RouterConfig(name="random"), {"p": p}, p)
+    return controls
+
+
+def _engine(config: dict[str, Any]) -> dict[str, Any]:
+    """What of an engine's configuration its answers depend on."""
+    kept = {k: v for k, v in config.items() if k in ("type", "weights", "deterministic", "vocab_size", "eos_every")}
+    return _shown(kept)
+
+
+def _shown(params: dict[str, Any]) -> dict[str, Any]:
+    """Without the folders of files."""
+    weights = params.get("weights")
+    return {**params, "weights": Path(weights).name} if isinstance(weights, str) else params
+
+
+def _digest_of_weights(params: dict[str, Any]) -> str | None:
+    """Of a trained router's file: trained anew, it is another router."""
+    weights = params.get("weights")
+    if not isinstance(weights, str):
+        return None
+    try:
+        return hashlib.sha256(locate_router(weights).read_bytes()).hexdigest()[:16]
+    except (OSError, ValueError) as error:
+        raise UserError(f"weights: {weights}: {error}") from error

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the models are asked to do, as jobs for `lockstep.drive`: write an answer, follow one, leave one and go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from routers.rstitch import normalized_entropy
+from tools.training.lockstep import Ask, Job, Row
+from tools.training.statements import next_statement
+
+__all__ = ["TOP_LOGITS", "Answer", "Branch", "Followed", "Policy", "Text", "answer", "branches", "follow", "rollouts"]
+
+TOP_LOGITS = 100  # what the R2R network reads
+Policy = Callable[[torch.Tensor], bool]
+"""Whether model 1 makes the token, from model 0's hidden state FP32 [hidden size]."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """How tokens read, and where an answer ends.
+
+    pieces: the bytes of every token. eos: the tokens that end an answer. stop: a text that ends it too.
+    most: tokens of an answer.
+    """
+
+    pieces: Sequence[bytes]
+    eos: frozenset[int]
+    stop: str | None
+    most: int
+
+    def of(self, token_ids: Sequence[int]) -> str:
+        """The text of these tokens, special ones left out."""
+        return b"".join(self.pieces[i] for i in token_ids if i < len(self.pieces)).decode("utf-8", errors="replace")
+
+    def ended(self, token_ids: Sequence[int]) -> bool:
+        """Whether an answer that has grown by its last token is complete."""
+        if token_ids[-1] in self.eos or len(token_ids) >= self.most:
+            return True
+        # the stop text's last byte is in the last token; a few tokens hold all of it
+        return self.stop is not None and self.stop in self.of(token_ids[-len(self.stop) - 1 :])
+
+
+@dataclass(frozen=True)
+class Answer:
+    """token_ids: the answer, with the token that ends it if it came. logprobs: of each."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+
+
+@dataclass(frozen=True)
+class Followed:
+    """What a model says at each of n positions of a text that is given to it.
+
+    argmax: INT64 [n], its own choice. logprobs: FP32 [n], of the text's token. entropy: FP32 [n], normalised.
+    hidden: FP32 [n, hidden size]. top_logits: FP32 [n, TOP_LOGITS], raw, falling. The last two only of a model with
+    hidden states, that is, one that a router sits beside.
+    """
+
+    argmax: NDArray[np.int64]
+    logprobs: NDArray[np.float32]
+    entropy: NDArray[np.float32]
+    hidden: NDArray[np.float32] | None = None
+    top_logits: NDArray[np.float32] | None = None
+
+
+@dataclass(frozen=True)
+class Branch:
+    """An answer left at `position` (from 0) with another token.
+
+    token_ids: what stands there then, that token first. equal: whether the next statement is the same but for its
+    form; None = not looked at. whole: whether token_ids go to the end of the answer.
+    """
+
+    position: int
+    token_ids: list[int]
+    equal: bool | None
+    whole: bool
+
+
+def answer(prompt: Sequence[int], text: Text) -> Job:
+    """The model writes greedily. Returns an Answer."""
+    token_ids: list[int] = []
+    logprobs: list[float] = []
+    row = yield Ask(0, prompt)
+    while True:
+        logits = _asked(row).logits
+        token_ids.append(int(logits.argmax()))
+        logprobs.append(_logprob(logits, token_ids[-1]))
+        if text.ended(token_ids):
+            return Answer(token_ids, logprobs)
+        row = yield Ask(len(prompt) + len(token_ids) - 1, token_ids[-1:])
+
+
+def follow(prompt: Sequence[int], given: Sequence[int]) -> Job:
+    """The model is led along the tokens `given`, one a step, as it would be when it is served. Returns Followed."""
+    rows: list[tuple[int, float, float]] = []
+    hidden, top = [], []
+    row = yield Ask(0, prompt)
+    for at, token in enumerate(given):
+        logits = _asked(row).logits
+        rows.append((int(logits.argmax()), _logprob(logits, token), float(normalized_entropy(logits[None])[0])))
+        if (state := _asked(row).hidden) is not None:
+            hidden.append(state.numpy().copy())
+            top.append(logits.topk(min(TOP_LOGITS, len(logits))).values.numpy())
+        if at + 1 < len(given):
+            row = yield Ask(len(prompt) + at, [token])
+    argmax, logprobs, entropy = zip(*rows, strict=True)
+    return Followed(
+        np.array(argmax, np.int64),
+        np.array(logprobs, np.float32),
+        np.array(entropy, np.float32),
+        np.stack(hidden) if hidden else None,
+        np.stack(top) if top else None,
+    )
+
+
+def branches(
+    prompt: Sequence[int], given: Sequence[int], marks: Sequence[tuple[int, int]], code: bool, whole: bool, text: Text
+) -> Job:
+    """The model is led along its own answer `given`, and leaves it at each of `marks`: a position and the token that
+    stands there instead. It goes on greedily to the end of the statement, and to the end of the answer where the
+    statement comes out another one and `whole` is wanted. Returns the Branches, the last position first.
+
+    The last mark comes first: what the KV holds before a mark is then still the answer's.
+    """
+    found: list[Branch] = []
+    start = 0
+    for position, token in sorted(marks, reverse=True):
+        line = text.of(given[:position]).rpartition("\n")[2]
+        original = next_statement(line + text.of(given[position:]), code, ended=True)
+        if start == 0:
+            yield Ask(0, [*prompt, *given[:position]], sample=False)
+        start = len(prompt) + position
+        token_ids, equal, row = [token], None, None
+        while True:
+            done = text.ended([*given[:position], *token_ids])
+            if equal is None:
+                statement = next_statement(line + text.of(token_ids), code, done)
+                equal = None if statement is None else statement == original
+            if done or equal or (equal is False and not whole):
+                found.append(Branch(position, token_ids, bool(equal), done))
+                break
+            row = yield Ask(start + len(token_ids) - 1, token_ids[-1:])
+            token_ids.append(int(_asked(row).logits.argmax()))
+    return found
+
+
+def rollouts(
+    prompt: Sequence[int], given: Sequence[int], marks: Sequence[tuple[int, int]], text: Text, policy: Policy | None
+) -> Job:
+    """Model 0 leaves the text `given` at each of `marks` and writes to the end of the answer, greedily; with a policy,
+    model 1 makes the tokens that it says. Returns the Branches, the last position first."""
+    found: list[Branch] = []
+    sequence = [*prompt, *given]
+    held = [0, 0]  # of the sequence, by each model
+    for position, token in sorted(marks, reverse=True):
+        start = len(prompt) + position
+        sequence[start:] = [token]
+        held = [min(h, start) for h in held]
+        while not text.ended(sequence[len(prompt) :]):
+            row = yield Ask(held[0], sequence[held[0] :])
+            held[0] = len(sequence)
+            hidden = _asked(row).hidden
+            if policy is not None and hidden is not None and policy(hidden):
+                row = yield Ask(held[1], sequence[held[1] :], model=1)
+                held[1] = len(sequence)
+            sequence.append(int(_asked(row).logits.argmax()))
+        found.append(Branch(position, sequence[start:], None, True))
+    return found
+
+
+def _asked(row: Row | None) -> Row:
+    if row is None:
+        raise RuntimeError("the engine gave nothing for a step that asked for a token")
+    return row
+
+
+def _logprob(logits: torch.Tensor, token: int) -> float:
+    return float(logits[token] - logits.logsumexp(-1))

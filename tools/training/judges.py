@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether leaving the large model's answer at a token led elsewhere: R2R's verdict on a branch (arXiv 2505.21600).
+
+Where the next statement came out the same but for its form, it didn't, whoever judges.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tools.errors import UserError
+from tools.training.prompts import Prompt, passes
+
+__all__ = ["Case", "ContinuationJudge", "Judge", "LLMJudge", "TestsJudge", "judge_named"]
+
+DROPPED = -1  # no verdict: the token is left out of the training data
+
+
+@dataclass(frozen=True)
+class Case:
+    """before: the answer up to the token. original, branch: what followed it from either choice, with the same number
+    of statements or to the end. passed: whether the original answer is right."""
+
+    prompt: Prompt
+    before: str
+    original: str
+    branch: str
+    passed: bool
+
+
+class Judge(Protocol):
+    """name: of the files that hold its verdicts. whole: whether it wants branches that go to the end of the answer."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def whole(self) -> bool: ...
+
+    def __call__(self, case: Case) -> int:
+        """1 = the statements differ in what they lead to; 0 = they don't; -1 = no verdict."""
+        ...
+
+
+class TestsJudge:
+    """Test execution, or the exact answer: divergent when the original answer is right and the branch's isn't. Where
+    the original is wrong, tests can't say which tokens matter, and another statement counts as divergent."""
+
+    name = "tests"
+    whole = True
+
+    def __call__(self, case: Case) -> int:
+        return int(not case.passed or not passes(case.prompt, case.before + case.branch))
+
+
+class ContinuationJudge:
+    """Another statement is divergent."""
+
+    name = "continuation"
+    whole = False
+
+    def __call__(self, case: Case) -> int:
+        return 1
+
+
+@dataclass(frozen=True)
+class LLMJudge:
+    """A language model at an OpenAI-compatible URL. It sees two examples, and answers 0 or 1; anything else is -1.
+
+    Raises UserError when the server can't be reached or refuses.
+    """
+
+    url: str
+    model: str
+    name: str = "llm"
+    whole: bool = False
+
+    def __call__(self, case: Case) -> int:
+        content = _QUESTION.format(task=case.prompt.text, before=case.before, one=case.original, two=case.branch)
+        messages = [{"role": "user", "content": content}]
+        body = {"model": self.model, "messages": messages, "temperature": 0, "max_tokens": 16}
+        request = urllib.request.Request(
+            f"{self.url.rstrip('/')}/chat/completions",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=120) as response:
+                reply: Any = json.load(response)
+            text = str(reply["choices"][0]["message"]["content"])
+        except (urllib.error.URLError, OSError, ValueError, LookupError, TypeError) as error:
+            raise UserError(f"--judge: {self.url} gave no verdict: {error}") from error
+        found = re.match(r"\s*([01])\b", text)
+        return int(found.group(1)) if found else DROPPED
+
+
+def judge_named(name: str, model: str | None) -> Judge:
+    """The judge of that name, or at that URL. Raises UserError that says what is allowed."""
+    if name == "tests":
+        return TestsJudge()
+    if name == "continuation":
+        return ContinuationJudge()
+    if re.fullmatch(r"https?://\S+", name):
+        if not model:
+            raise UserError("--judge-model: must name the model that judges at the URL of --judge")
+        return LLMJudge(name, model)
+    raise UserError(f"--judge: got '{name}'; must be tests, continuation, or the http:// URL of an API like OpenAI's")
+
+
+_QUESTION = """Two continuations of the same unfinished answer are given. Do they differ in what they mean: in the \
+result, the reasoning or the behaviour of the code? Answer with one digit: 1 if they do, 0 if they only say the same \
+in another way.
+
+Task: add up the numbers of a list.
+So far: def total(numbers):
+    result = 0
+One:     for number in numbers:
+Two:     for n in numbers:
+Answer: 0
+
+Task: how many eggs are left of 12 when 5 break?
+So far: We have 12 eggs.
+One: 5 break, so 12 - 5 = 7 are left.
+Two: 5 more come, so there are 17.
+Answer: 1
+
+Task: {task}
+So far: {before}
+One: {one}
+Two: {two}
+Answer:"""

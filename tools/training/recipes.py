@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How each algorithm's router is trained: which texts with which labels, which network on which inputs, which loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from routers.networks import CiterNetwork, CoLLMHead, R2RNetwork
+from tools.training.dataset import Text, Tokens
+from tools.training.fitting import FitOptions, Loss, Scaling, predict, weighted_loss
+from tools.training.judges import Judge
+from tools.training.labels import Ids, Labels, citer_labels, co_llm_labels, r2r_labels
+from tools.training.stages import Stages
+
+__all__ = ["R2R", "Citer", "CoLLM", "Recipe", "Trained"]
+
+Embed = Callable[[torch.Tensor], torch.Tensor]
+_R2R_FIT = FitOptions(rate=3e-4, weight_decay=5e-4)
+_CITER_FIT = FitOptions(rate=1e-4, weight_decay=1e-2)
+_CO_LLM_FIT = FitOptions(rate=1e-3, weight_decay=1e-2)
+_CHECKED_ROWS = 4096
+_ROUNDING = 0.05  # of a probability: what FP16 may cost
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a router's file holds: the network on raw inputs, and its keyword arguments."""
+
+    network: nn.Module
+    arguments: dict[str, Any]
+
+
+class Recipe(Protocol):
+    """One algorithm. threshold_name: the paper's. fit: how its network is fitted. rounds: of labels and fit."""
+
+    @property
+    def algorithm(self) -> str: ...
+    @property
+    def threshold_name(self) -> str: ...
+    @property
+    def fit(self) -> FitOptions: ...
+    @property
+    def rounds(self) -> int: ...
+
+    def texts(self, stages: Stages, number: int, before: nn.Module | None) -> Iterator[Text]:
+        """The texts with their labels, of round `number` (from 1); makes what isn't there. before: the network of the
+        round before."""
+        ...
+
+    def prepare(self, tokens: Tokens, train: torch.Tensor) -> Prepared:
+        """The network, its inputs and losses; the scaling is that of the rows `train`."""
+        ...
+
+    def facts(self) -> dict[str, Any]:
+        """What the result depends on besides the data, as JSON."""
+        ...
+
+    def scores(self, logits: torch.Tensor) -> torch.Tensor:
+        """From the network's logits to the probability that the large model is needed."""
+        ...
+
+    def threshold(self, cut: float) -> float:
+        """The threshold at which tokens with a score above `cut` are delegated."""
+        ...
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """network: on scaled inputs. phases: a loss after the other, each with the one that says when to stop.
+    fold: puts the scaling into the network."""
+
+    network: nn.Module
+    arguments: dict[str, Any]
+    inputs: list[torch.Tensor]
+    phases: Sequence[tuple[Loss, Loss]]
+    fold: Callable[[], None]
+    raw: list[torch.Tensor]
+
+    def finish(self) -> Trained:
+        """The network that is served, its numbers those of FP16, in which they are stored.
+
+        Raises RuntimeError when it isn't the one that was trained any more.
+        """
+        some = slice(0, _CHECKED_ROWS)
+        before = predict(self.network, [x[some] for x in self.inputs])
+        self.fold()
+        with torch.no_grad():
+            for values in (*self.network.parameters(), *self.network.buffers()):
+                if values.is_floating_point():
+                    values.copy_(values.half())
+        after = predict(self.network, [x[some] for x in self.raw])
+        worst = float((before.sigmoid() - after.sigmoid()).abs().max())
+        if not worst < _ROUNDING:
+            raise RuntimeError(f"storing the network in FP16 changed a probability by {worst:.3f}")
+        return Trained(self.network, self.arguments)
+
+
+@dataclass(frozen=True)
+class R2R:
+    """R2R (arXiv 2505.21600). width: of the network, 1024 in the paper; with so few labels as an hour makes, a narrow
+    one does as well and is some MB. The paper's learning rate, 5e-5, is for 7.6 million labels."""
+
+    embed: Embed
+    judge: Judge
+    width: int = 128
+    fit: FitOptions = _R2R_FIT
+    rounds: int = 1
+    algorithm: ClassVar[str] = "r2r"
+    threshold_name: ClassVar[str] = "threshold"
+
+    def texts(self, stages: Stages, number: int, before: nn.Module | None) -> Iterator[Text]:
+        verdicts = stages.verdicts(self.judge)
+        for prompt in stages.prompts:
+            answer = stages.answers[prompt.id]
+            tokens, arrays = np.array(answer["token_ids"]), stages.arrays("slm-answers", prompt.id)
+            labels = r2r_labels(tokens, arrays["argmax"], verdicts[prompt.id])
+            yield Text(prompt.id, arrays, _logprobs(answer), tokens, labels)
+
+    def prepare(self, tokens: Tokens, train: torch.Tensor) -> Prepared:
+        raw = [tokens.hidden, tokens.top_logits, self.embed(tokens.choice)]
+        scalings = [Scaling.standard(raw[0][train]), Scaling.whitening(raw[1][train]), Scaling.standard(raw[2][train])]
+        hidden_size, embedding_size = raw[0].shape[1], raw[2].shape[1]
+        arguments = {
+            "hidden_size": hidden_size,
+            "embedding_size": embedding_size,
+            "width": self.width,
+            "top_logits": raw[1].shape[1],
+        }
+        network = R2RNetwork(**arguments)
+
+        def fold() -> None:
+            scalings[0].fold(network.combined_projection)
+            scalings[2].fold(network.combined_projection, hidden_size)
+            scalings[1].fold(network.logits_projection)
+
+        labels = torch.from_numpy(tokens.labels).float()
+        loss = weighted_loss(labels, _imbalance(labels[train]))
+        return Prepared(network, arguments, _scaled(scalings, raw), [(loss, loss)], fold, raw)
+
+    def facts(self) -> dict[str, Any]:
+        return {"judge": self.judge.name, "width": self.width, **asdict(self.fit)}
+
+    def scores(self, logits: torch.Tensor) -> torch.Tensor:
+        return logits.double().sigmoid()
+
+    def threshold(self, cut: float) -> float:
+        return cut
+
+
+@dataclass(frozen=True)
+class Citer:
+    """CITER (arXiv 2502.01976). width: of the network; None = the hidden size, as in the paper. rollouts: at most, of a
+    text. The paper's learning rate, 1e-7, and its 1000 epochs are hours of a GPU."""
+
+    width: int | None = None
+    rollouts: int = 4
+    rounds: int = 2
+    fit: FitOptions = _CITER_FIT
+    algorithm: ClassVar[str] = "citer"
+    threshold_name: ClassVar[str] = "tau"
+
+    def texts(self, stages: Stages, number: int, before: nn.Module | None) -> Iterator[Text]:
+        policy = None if before is None else Confident(before)
+        right = stages.rollouts(number, self.rollouts, policy)
+
+        def labels(key: str, gold: Ids, slm: Ids, llm: Ids) -> Labels:
+            return citer_labels(gold, slm, llm, right.get(key, {}))
+
+        yield from _gold_texts(stages, labels)
+
+    def prepare(self, tokens: Tokens, train: torch.Tensor) -> Prepared:
+        scaling = Scaling.standard(tokens.hidden[train])
+        arguments: dict[str, Any] = {"hidden_size": tokens.hidden.shape[1]}
+        arguments |= {} if self.width is None else {"width": self.width}
+        network = CiterNetwork(**arguments)
+        suffices = 1 - torch.from_numpy(tokens.labels).float()
+        loss = weighted_loss(suffices, 1.0)
+        inputs = _scaled([scaling], [tokens.hidden])
+        return Prepared(network, arguments, inputs, [(loss, loss)], lambda: scaling.fold(network.up), [tokens.hidden])
+
+    def facts(self) -> dict[str, Any]:
+        return {"rollouts": self.rollouts, "width": self.width, **asdict(self.fit)}
+
+    def scores(self, logits: torch.Tensor) -> torch.Tensor:
+        return (-logits.double()).sigmoid()
+
+    def threshold(self, cut: float) -> float:
+        return 1 - cut
+
+
+@dataclass(frozen=True)
+class CoLLM:
+    """Co-LLM (arXiv 2403.03870), the small model frozen: the deferral head from weak labels, 8 to 1 for the positive
+    ones; with `marginal` then from the marginal likelihood of the gold tokens."""
+
+    marginal: bool = False
+    rounds: int = 1
+    fit: FitOptions = _CO_LLM_FIT
+    algorithm: ClassVar[str] = "co_llm"
+    threshold_name: ClassVar[str] = "eta"
+
+    def texts(self, stages: Stages, number: int, before: nn.Module | None) -> Iterator[Text]:
+        yield from _gold_texts(stages, lambda _, gold, slm, llm: co_llm_labels(gold, slm, llm))
+
+    def prepare(self, tokens: Tokens, train: torch.Tensor) -> Prepared:
+        scaling = Scaling.standard(tokens.hidden[train])
+        arguments: dict[str, Any] = {"hidden_size": tokens.hidden.shape[1]}
+        network = CoLLMHead(**arguments)
+        weak = weighted_loss(torch.from_numpy(tokens.labels).float(), 8.0)
+        phases = [(weak, weak)]
+        if self.marginal:
+            marginal = marginal_loss(tokens.slm_logprobs, tokens.llm_logprobs)
+            phases.append((marginal, marginal))
+        inputs = _scaled([scaling], [tokens.hidden])
+        return Prepared(network, arguments, inputs, phases, lambda: scaling.fold(network.output), [tokens.hidden])
+
+    def facts(self) -> dict[str, Any]:
+        return {"marginal": self.marginal, **asdict(self.fit)}
+
+    def scores(self, logits: torch.Tensor) -> torch.Tensor:
+        return logits.double().sigmoid()
+
+    def threshold(self, cut: float) -> float:
+        return cut
+
+
+@dataclass(frozen=True)
+class Confident:
+    """CITER's policy while it learns: the large model makes the token where the small one's confidence is below 1/2."""
+
+    network: nn.Module
+
+    def __call__(self, hidden: torch.Tensor) -> bool:
+        return bool(predict(self.network, [hidden[None]])[0] < 0)
+
+
+def marginal_loss(slm_logprobs: torch.Tensor, llm_logprobs: torch.Tensor) -> Loss:
+    """-log((1 - d) p_slm(y) + d p_llm(y)), d = sigmoid(logit), mean over the rows: Co-LLM's equation 2."""
+
+    def loss(logits: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        stay = nn.functional.logsigmoid(-logits) + slm_logprobs[rows]
+        defer = nn.functional.logsigmoid(logits) + llm_logprobs[rows]
+        return -torch.logaddexp(stay, defer).mean()
+
+    return loss
+
+
+def _gold_texts(stages: Stages, labels: Callable[[str, Ids, Ids, Ids], Labels]) -> Iterator[Text]:
+    """Right answers, with `labels`(prompt, gold, small model's choices, large one's). Routers are judged on the large
+    model's own answers only, right or not: the functions' own sources are texts that nobody will be served."""
+    stages.follow_answers()
+    stages.follow_references()
+    for prompt in stages.prompts:
+        key, answer, right = prompt.id, stages.answers[prompt.id], stages.outcomes[prompt.id]
+        arrays, tokens = stages.arrays("slm-answers", key), np.array(answer["token_ids"])
+        slm = arrays["argmax"]
+        own = labels(key, tokens, slm, tokens) if right else co_llm_labels(tokens, slm, tokens)
+        yield Text(key, arrays, _logprobs(answer), tokens, own, trained=right)
+        if not right and key in stages.gold:
+            arrays, llm, gold = (
+                stages.arrays("slm-references", key),
+                stages.arrays("llm-references", key),
+                np.array(stages.gold[key]),
+            )
+            own = labels(key, gold, arrays["argmax"], llm["argmax"])
+            yield Text(key, arrays, llm["logprobs"], gold, own, judged=False)
+
+
+def _scaled(scalings: Sequence[Scaling], raw: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [scaling(x) for scaling, x in zip(scalings, raw, strict=True)]
+
+
+def _imbalance(labels: torch.Tensor) -> float:
+    """R2R's weight of positive labels: n0 / n1."""
+    positive = int(labels.sum())
+    return (len(labels) - positive) / max(1, positive)
+
+
+def _logprobs(answer: Mapping[str, Any]) -> NDArray[np.float32]:
+    return np.array(answer["logprobs"], np.float32)
