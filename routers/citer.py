@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from routers.base import Algorithm, StepResult
-from routers.neural import NeuralEntry, NeuralParams, NeuralPeer, hidden_state
+from routers.neural import NeuralEntry, NeuralParams, NeuralPeer
 
 if TYPE_CHECKING:
     import torch
@@ -34,17 +34,11 @@ class CiterParams(NeuralParams):
 class CiterSLM(NeuralEntry[CiterParams]):
     """Beside the small model: not confident -> the large one makes that position."""
 
-    network: CiterNetwork
-
     @staticmethod
     def network_class() -> type[CiterNetwork]:
         from routers.networks import CiterNetwork
 
         return CiterNetwork
-
-    def signal(self, result: StepResult, row: int) -> torch.Tensor:
-        logit: torch.Tensor = self.network(hidden_state(result, row))
-        return logit
 
     def route(self, result: StepResult) -> torch.Tensor:
         return (self.probabilities(result) < self.thresholds(result)).long()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from routers.base import Algorithm, StepResult
-from routers.neural import NeuralEntry, NeuralParams, NeuralPeer, hidden_state
+from routers.neural import NeuralEntry, NeuralParams, NeuralPeer
 
 if TYPE_CHECKING:
     import torch
@@ -35,17 +35,11 @@ class CoLLMParams(NeuralParams):
 class CoLLMSLM(NeuralEntry[CoLLMParams]):
     """Beside the small model: it defers -> the large one makes that position."""
 
-    network: CoLLMHead
-
     @staticmethod
     def network_class() -> type[CoLLMHead]:
         from routers.networks import CoLLMHead
 
         return CoLLMHead
-
-    def signal(self, result: StepResult, row: int) -> torch.Tensor:
-        logit: torch.Tensor = self.network(hidden_state(result, row))
-        return logit
 
     def route(self, result: StepResult) -> torch.Tensor:
         return (self.probabilities(result) > self.thresholds(result)).long()

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the trained routers share: a network beside the small model, one token for each visit to the large one.
 
-A router says with `signal` what its network sees and with `route` how the probability is compared. The file of
-its weights says which models it was trained for; another deployment is refused (`routers.weights`).
+A router says with `route` how the probability is compared, and with `signal` what its network sees where that is more
+than the hidden state. The file of its weights says which models it was trained for; another deployment is refused
+(`routers.weights`).
 """
 
 from __future__ import annotations
@@ -70,8 +71,10 @@ class NeuralEntry(BaseRouter[P]):
         raise NotImplementedError
 
     def signal(self, result: StepResult, row: int) -> torch.Tensor:
-        """The network's logit for a row of the step: FP32 [1]. Raises ValueError where an input isn't finite."""
-        raise NotImplementedError
+        """The network's logit for a row of the step, by default of its hidden state: FP32 [1]. Raises ValueError where
+        an input isn't finite."""
+        logit: torch.Tensor = self.network(hidden_state(result, row))
+        return logit
 
     def check(self, model: ServedModel) -> None:
         header = self.params.header()

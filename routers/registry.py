@@ -86,15 +86,7 @@ class RouterConfig(BaseModel):
 
         Raises ValueError for a parameter that is unknown, not open to requests, or out of its bounds.
         """
-        algorithm = self.algorithm()
-        allowed = algorithm.params.per_request
-        for key in overrides:
-            if key not in allowed:
-                names = ", ".join(sorted(allowed)) or "none"
-                raise ValueError(f"'{key}' can't be set by a request to router '{algorithm.name}'; allowed: {names}")
-        params = parse_params(algorithm, {**self.params, **overrides})
-        params.check_models(models)
-        return params
+        return overridden(self.algorithm(), self.params, overrides, models)
 
 
 def parse_params(algorithm: Algorithm, values: Mapping[str, Any]) -> RouterParams:
@@ -103,3 +95,17 @@ def parse_params(algorithm: Algorithm, values: Mapping[str, Any]) -> RouterParam
         return algorithm.params.model_validate(dict(values))
     except ValidationError as error:
         raise ValueError(f"router '{algorithm.name}': {describe(error)}") from error
+
+
+def overridden(
+    algorithm: Algorithm, values: Mapping[str, Any], overrides: Mapping[str, Any], models: Sequence[str]
+) -> RouterParams:
+    """The parameters of a request to an algorithm whose deployment has `values`: see `RouterConfig.override`."""
+    allowed = algorithm.params.per_request
+    for key in overrides:
+        if key not in allowed:
+            names = ", ".join(sorted(allowed)) or "none"
+            raise ValueError(f"'{key}' can't be set by a request to router '{algorithm.name}'; allowed: {names}")
+    params = parse_params(algorithm, {**values, **overrides})
+    params.check_models(models)
+    return params

@@ -37,7 +37,7 @@ from routers.base import (
     model_to_peer,
     peer_to_model,
 )
-from routers.registry import parse_params
+from routers.registry import overridden, parse_params
 
 __all__ = ["EOS", "RuleBroken", "Script", "Trace", "check_router"]
 
@@ -110,13 +110,11 @@ def check_router(
 
     params: as in a deployment file. models: the names of the models. overrides: the parameters that the requests
     override, in turn. requests, max_tokens: of each schedule; the last request asks for one token only.
-    Raises RuleBroken, and ValueError when the parameters or the models are refused.
+    Raises RuleBroken, and ValueError when a server would refuse the parameters, the overrides or the models.
     """
     script = script or Script()
     shared = parse_params(algorithm, params or {})
-    own = [parse_params(algorithm, {**(params or {}), **changed}) for changed in overrides]
-    for one in own:
-        one.check_models(models)
+    own = [overridden(algorithm, params or {}, changed, models) for changed in overrides]
 
     def run(rids: Sequence[int], schedule: int) -> list[Trace]:
         routers = [algorithm.router(index, shared, models) for index in range(len(models))]

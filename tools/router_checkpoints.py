@@ -74,43 +74,58 @@ def _r2r(content: Mapping[str, Any]) -> Checkpoint:
     if kind != _R2R_TYPE or not isinstance(state, Mapping):
         raise ValueError(f"model_type: got {kind!r}; allowed: '{_R2R_TYPE}', with a state_dict")
     init, common = content.get("init_args") or {}, content.get("common_args") or {}
+    for name, value in (("init_args", init), ("common_args", common)):
+        if not isinstance(value, Mapping):
+            raise ValueError(f"{name}: got a {type(value).__name__}; allowed: a dict")
     for name in ("normalize_input", "use_position_embedding"):
         if init.get(name):
             raise ValueError(f"init_args.{name}: got {init[name]!r}; allowed: False")
     names = {f"backbone.blocks.{b}.{theirs}": f"blocks.{b}.{ours}" for b in range(_blocks(state))
              for theirs, ours in _R2R_BLOCK_NAMES.items()}  # fmt: skip
     tensors = _renamed({k: v for k, v in state.items() if k != _R2R_EMBEDDING}, {**_R2R_NAMES, **names})
-    hidden, top_logits = tensors["logits_projection.weight"].shape
-    width, features = tensors["combined_projection.weight"].shape
+    hidden, top_logits = _matrix(tensors, "logits_projection")
+    width, features = _matrix(tensors, "combined_projection")
     network = {
         "hidden_size": hidden,
         "embedding_size": features - 2 * hidden,
         "width": width,
         "blocks": _blocks(state),
         "top_logits": top_logits,
-        "expansion": tensors["blocks.0.up.weight"].shape[0] // width,
+        "expansion": _matrix(tensors, "blocks.0.up")[0] // width,
     }
     return Checkpoint(network, tensors, common.get("threshold"), {"slm": init.get("pretrained_model_name")})
 
 
 def _blocks(state: Mapping[str, Any]) -> int:
-    return len({key.split(".")[2] for key in state if key.startswith("backbone.blocks.")})
+    return len({key.split(".")[2] for key in map(str, state) if key.startswith("backbone.blocks.")})
 
 
 def _citer(content: Mapping[str, Any]) -> Checkpoint:
     """The state dict of CITER's ConfidenceModel: torchvision's MLP and a linear layer."""
     tensors = _renamed(content, _CITER_NAMES)
-    width, hidden = tensors["down.weight"].shape[0], tensors["up.weight"].shape[1]
+    width, hidden = _matrix(tensors, "down")[0], _matrix(tensors, "up")[1]
     return Checkpoint({"hidden_size": hidden, "width": width}, tensors, None, {})
+
+
+def _matrix(tensors: Mapping[str, torch.Tensor], module: str) -> tuple[int, int]:
+    """The outputs and inputs of a linear layer. Raises ValueError when it isn't there."""
+    weight = tensors.get(f"{module}.weight")
+    if weight is None or weight.dim() != 2:
+        raise ValueError(f"state_dict: the weight of '{module}' is missing, or no matrix")
+    return weight.shape[0], weight.shape[1]
 
 
 def _renamed(state: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, torch.Tensor]:
     """The tensors under our modules' names. Raises ValueError for one that is unknown, or a module without any."""
+    import torch
+
     tensors, missing = {}, dict(names)
     for key, tensor in state.items():
-        module, _, last = key.rpartition(".")
-        if module not in names:
-            raise ValueError(f"state_dict: got '{key}'; allowed: tensors of {', '.join(names)}")
+        module, _, last = str(key).rpartition(".")
+        if module not in names or not isinstance(tensor, torch.Tensor):
+            raise ValueError(
+                f"state_dict: got '{key}', a {type(tensor).__name__}; allowed: tensors of {', '.join(names)}"
+            )
         missing.pop(module, None)
         tensors[f"{names[module]}.{last}"] = tensor
     if missing:

@@ -237,7 +237,7 @@ def is_present(name: str) -> bool:
 
 def weights_name(name_or_path: str) -> str:
     """What the weights are called wherever they lie: their name in the catalogue, or their file's without ending."""
-    return name_or_path if name_or_path in CATALOG else Path(name_or_path).stem
+    return name_or_path if name_or_path in CATALOG else Path(name_or_path).name.removesuffix(".gguf")
 
 
 def locate_weights(name_or_path: str) -> Path:

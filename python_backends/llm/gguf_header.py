@@ -10,6 +10,8 @@ from __future__ import annotations
 import hashlib
 import mmap
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -56,28 +58,29 @@ class GgufTensor:
 
 def read_gguf_header(path: Path) -> GgufHeader:
     """Raises ValueError when the file isn't GGUF version 2 or 3, OSError when it can't be read."""
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        try:
-            return _Reader(data).header()
-        except (struct.error, KeyError, UnicodeDecodeError) as error:
-            raise ValueError(f"its header is damaged: {error}") from error
+    with _mapped(path) as data:
+        return _Reader(data).header()
 
 
 def locate_gguf_tensor(path: Path, name: str) -> GgufTensor:
     """Where the matrix `name` lies in `path`. Raises as `read_gguf_header` does, and ValueError without one."""
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        try:
-            return _Reader(data).tensor(name)
-        except (struct.error, KeyError, UnicodeDecodeError) as error:
-            raise ValueError(f"its header is damaged: {error}") from error
+    with _mapped(path) as data:
+        return _Reader(data).tensor(name)
 
 
 def read_gguf_strings(path: Path, array: Array) -> list[str]:
     """The strings of an array of the header of `path`. Raises as `read_gguf_header` does."""
+    with _mapped(path) as data:
+        return _Reader(data, array.start).strings(array.length)
+
+
+@contextmanager
+def _mapped(path: Path) -> Iterator[mmap.mmap]:
+    """The file's bytes. What a reader of them runs into is a ValueError."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         try:
-            return _Reader(data, array.start).strings(array.length)
-        except (struct.error, UnicodeDecodeError) as error:
+            yield data
+        except (struct.error, KeyError, UnicodeDecodeError, ZeroDivisionError) as error:
             raise ValueError(f"its header is damaged: {error}") from error
 
 

@@ -6,9 +6,9 @@ one vector: a header of counts, then the parts in order.
 
 | request | INT32 values |
 |---|---|
-| header | version, max_steps, max_leaves, number, sessions n, follows, sessions to free, tokens, bytes of control |
+| header | version, max_steps, max_leaves, number, at_least; counts: sessions n, follows, frees, tokens, control bytes |
 | sessions | n times: session, start, number of tokens, sample (0 or 1) |
-| follows | the sessions of the call before that are in this one if they stay |
+| follows | sessions that are in this step if they have stayed |
 | free | the sessions to free |
 | tokens | the suffixes, one after another |
 | control | JSON, UTF-8, padded to 4 bytes: `opens`, `hello`; nothing = neither |
@@ -16,17 +16,17 @@ one vector: a header of counts, then the parts in order.
 | response | INT32 values |
 |---|---|
 | header | version, results n, tokens, bytes of notes |
-| results | n times: number of tokens, destination |
+| results | n times: number of tokens, destination; -1 tokens = the result is in another call of the step |
 | tokens | one session's after another's |
 | log-probabilities | of each token, FP32 bits |
-| stats | the five fields of StepStats, FP64 bits |
+| stats | the fields of StepStats, FP64 bits |
 | notes | JSON, UTF-8, padded to 4 bytes: `errors`, `fields` by row, `facts`; nothing = none |
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -60,10 +60,11 @@ REQUEST_TENSOR = "request"
 RESPONSE_TENSOR = "response"
 WIRE_TYPE = ("TYPE_INT32", (-1,))  # of both, as config.pbtxt declares them
 
-_VERSION = 3
-_REQUEST_HEADER = 9
+_VERSION = 4
+_REQUEST_HEADER = 10
 _RESPONSE_HEADER = 4
-_STATS_INTS = 10  # five FP64
+_STATS_INTS = 2 * len(fields(StepStats))  # FP64
+_ELSEWHERE = -1
 
 
 def encode_request(request: StepRequest) -> Wire:
@@ -76,7 +77,7 @@ def encode_request(request: StepRequest) -> Wire:
         control["hello"] = True
     text = _text(control)
     tokens = [t for s in request.steps for t in s.token_ids]
-    numbers = [_VERSION, request.max_steps, request.max_leaves, request.number]
+    numbers = [_VERSION, request.max_steps, request.max_leaves, request.number, request.at_least]
     numbers += (len(request.steps), len(request.follows), len(request.free), len(tokens), len(text))
     for s in request.steps:
         numbers += (s.session, s.start, len(s.token_ids), s.sample)
@@ -89,7 +90,7 @@ def encode_request(request: StepRequest) -> Wire:
 def decode_request(wire: Wire) -> StepRequest:
     """The inverse of `encode_request`. Raises ValueError when the vector contradicts itself."""
     values = wire.tolist()
-    max_steps, max_leaves, number, n, follows, frees, tokens, text = _header(values, _REQUEST_HEADER)
+    max_steps, max_leaves, number, at_least, n, follows, frees, tokens, text = _header(values, _REQUEST_HEADER)
     if max_steps < 1:
         raise ValueError(f"max_steps: {max_steps}; allowed: 1 or more")
     if max_leaves < 0:
@@ -106,6 +107,8 @@ def decode_request(wire: Wire) -> StepRequest:
         at += count
     if at != at_text:
         raise ValueError(f"tokens: there are {tokens}; the sessions count {at - at_tokens}")
+    if len({*(step.session for step in steps), *values[at_follows:at_free]}) != n + follows:
+        raise ValueError("sessions: a session is there twice; each may be in a step at most once")
     control = _json(wire[at_text:], text)
     opens = [SessionOpen(**{**o, "sampling": SamplingParams(**o["sampling"])}) for o in control.get("opens", ())]
     return StepRequest(
@@ -116,6 +119,7 @@ def decode_request(wire: Wire) -> StepRequest:
         max_leaves,
         number,
         values[at_follows:at_free],
+        at_least,
         control.get("hello", False),
     )
 
@@ -126,15 +130,15 @@ def encode_response(response: StepResponse) -> Wire:
     notes: dict[str, Any] = {}
     if errors := {i: r.error for i, r in enumerate(results) if r.error is not None}:
         notes["errors"] = errors
-    if fields := {i: r.fields for i, r in enumerate(results) if r.fields}:
-        notes["fields"] = fields
+    if for_send := {i: r.fields for i, r in enumerate(results) if r.fields}:
+        notes["fields"] = for_send
     if response.facts is not None:
         notes["facts"] = asdict(response.facts)
     text = _text(notes)
     tokens = [t for r in results for t in r.token_ids]
     numbers = [_VERSION, len(results), len(tokens), len(text)]
     for r in results:
-        numbers += (len(r.token_ids), r.destination)
+        numbers += (_ELSEWHERE if r.elsewhere else len(r.token_ids), r.destination)
     numbers += tokens
     return np.concatenate(
         (
@@ -159,17 +163,20 @@ def decode_response(wire: Wire) -> StepResponse:
     # through bytes: eight-byte numbers may begin at any four-byte place
     compute_ms, engine_ms, *counts = np.frombuffer(wire[at_stats:at_text].tobytes(), dtype=np.float64).tolist()
     notes = _json(wire[at_text:], text)
-    errors, fields, facts = notes.get("errors", {}), notes.get("fields", {}), notes.get("facts")
+    errors, for_send, facts = notes.get("errors", {}), notes.get("fields", {}), notes.get("facts")
     results, at = [], 0
     for i in range(n):
         count, destination = values[_RESPONSE_HEADER + 2 * i : _RESPONSE_HEADER + 2 * i + 2]
+        if count == _ELSEWHERE:
+            results.append(SessionResult(elsewhere=True))
+            continue
         row = str(i)  # JSON's keys are strings
         results.append(
             SessionResult(
                 token_ids=values[at_tokens + at : at_tokens + at + count],
                 logprobs=logprobs[at : at + count],
                 destination=destination,
-                fields=fields.get(row, {}),
+                fields=for_send.get(row, {}),
                 error=errors.get(row),
             )
         )

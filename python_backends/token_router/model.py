@@ -9,6 +9,7 @@ import contextlib
 import json
 import logging
 import os
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ _RUN_DIR_VARIABLE = "TOKENROUTER_RUN_DIR"
 _MEET_TIMEOUT_S = 30.0
 _LAST_ANSWERS_S = 5.0
 _METRICS_S = 1.0
+_SWITCH_S = 0.0001  # a call leaves while the event loop goes on with others, not after it
 
 
 class TritonPythonModel:
@@ -43,6 +45,7 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         exit_with_parent()
+        sys.setswitchinterval(_SWITCH_S)
         log_to_triton(pb_utils.Logger)
         parameters = json.loads(args["model_config"])["parameters"]
         self._config = RuntimeConfig.model_validate_json(parameters["runtime"]["string_value"])

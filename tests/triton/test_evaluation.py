@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from tools.commands.eval import told
 from tools.deployment import Deployment
 from tools.errors import UserError
 from tools.evaluation.single import evaluate
@@ -44,6 +45,14 @@ def test_only_what_is_missing_is_asked(tiny_deployment: Deployment, tiny_server:
     lines = path.read_text().splitlines()
     assert len(lines) == 1 + 3
     assert ['"sitting": 0' in line for line in lines] == [False, True, False, False]
+
+
+def test_the_question_of_a_refused_request_is_named(
+    tiny_deployment: Deployment, tiny_server: RunningServer, tmp_path: Path
+) -> None:
+    long = SPEC.model_copy(update={"max_tokens": 100_000})
+    with pytest.raises(UserError, match=r"^the server refused a question: chain_sum/\d: max_tokens: 100000"), told():
+        evaluate(long, tiny_deployment, {}, None, tiny_server.grpc_url, tmp_path, CONSOLE)
 
 
 def test_a_server_of_another_deployment_is_refused(

@@ -7,11 +7,14 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-__all__ = ["app"]
+if TYPE_CHECKING:
+    from tools.evaluation.spec import SweepSpec
+
+__all__ = ["app", "told"]
 
 app = typer.Typer(help="Solve benchmarks with a served deployment: quality against cost.", no_args_is_help=True)
 
@@ -43,7 +46,6 @@ def run(
 
     from tools.deployment import load_deployment
     from tools.evaluation.single import evaluate
-    from tools.evaluation.spec import SweepSpec
 
     deployment = load_deployment(config)
     given = {
@@ -51,8 +53,8 @@ def run(
         "temperature": temperature, "seed": seed,
     }  # fmt: skip
     console = Console(highlight=False)
-    with _told():
-        evaluate(_spec(SweepSpec, given), deployment, _object(router_params), server, url, output, console)
+    with told():
+        evaluate(_spec(given), deployment, _object(router_params), server, url, output, console)
     console.print((output / "results.md").read_text(encoding="utf-8"), markup=False, soft_wrap=True)
 
 
@@ -69,14 +71,14 @@ def sweep(
 
     console = Console(highlight=False)
     loaded, deployment = load_spec(spec)
-    with _told():
+    with told():
         sweep(loaded, deployment, output, console)
     console.print((output / "results.md").read_text(encoding="utf-8"), markup=False, soft_wrap=True)
     console.print(f"wrote results.json, results.csv, results.md, frontier.png into {output}", markup=False)
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def told() -> Iterator[None]:
     """Failures of the server and the sandbox as what the user is told; Ctrl-C ends with status 130."""
     from tools.client import GenerationError
     from tools.control import ControlError
@@ -86,6 +88,8 @@ def _told() -> Iterator[None]:
     try:
         yield
     except GenerationError as error:
+        if error.status.name == "INVALID_ARGUMENT":  # asked again, it would be refused again
+            raise UserError(f"the server refused a question: {error.message}") from error
         raise UserError(f"the server didn't answer: {error}; the same command goes on from here") from error
     except (ControlError, SandboxError) as error:
         raise UserError(str(error)) from error
@@ -94,17 +98,19 @@ def _told() -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
-def _spec(model: Any, given: dict[str, Any]) -> Any:
+def _spec(given: dict[str, Any]) -> SweepSpec:
     """Raises UserError with the option's name."""
     from pydantic import ValidationError
 
     from tools.config_errors import explain
     from tools.errors import UserError
+    from tools.evaluation.spec import SweepSpec
 
     try:
-        return model.model_validate(given)
+        return SweepSpec.model_validate(given)
     except ValidationError as error:
-        raise UserError([f"--{line.replace('_', '-', 1)}" for line in explain(error, model, given)]) from error
+        lines = [line.replace("task.type:", "task:", 1) for line in explain(error, SweepSpec, given)]
+        raise UserError([f"--{line.replace('_', '-', 1)}" for line in lines]) from error
 
 
 def _object(text: str | None) -> dict[str, Any]:

@@ -40,7 +40,10 @@ def convert_command(
     ] = None,
 ) -> None:
     """Turn a router's official checkpoint into a file that a deployment can name."""
+    from pydantic import ValidationError
+
     from routers.networks import CiterNetwork, R2RNetwork, restore
+    from routers.registry import describe
     from routers.weights import RouterHeader, save_router
     from tools.router_checkpoints import read_checkpoint
 
@@ -64,8 +67,10 @@ def convert_command(
         save_router(output, header, read.tensors)
     except OSError as error:
         raise UserError(f"--output: {output}: can't be written: {error.strerror}") from error
+    except ValidationError as error:
+        raise UserError(f"{checkpoint}: {describe(error)}") from error
     except ValueError as error:
-        raise UserError(f"{checkpoint}: {' '.join(str(error).split())}") from error
+        raise UserError(f"{checkpoint}: {error}") from error
     typer.echo(
         f"{output}: {algorithm.value} for {slm} + {llm}, threshold {used:g}, {output.stat().st_size / 1e6:.1f} MB"
     )

@@ -104,7 +104,7 @@ class AnswerFile:
         whole = data[: data.rfind(b"\n") + 1]
         try:
             first, *lines = [json.loads(line) for line in whole.splitlines()]
-            found = first["settings"]
+            found = dict(first["settings"])
             for line in lines:
                 self._take(Answered(**line["answer"]) if "answer" in line else Traffic(**line["traffic"]))
         except (ValueError, KeyError, TypeError, ValidationError):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from python_backends.token_router.tokenizer import Tokenizer
-from tools.client import Answer, TokenRouterClient
+from tools.client import Answer, GenerationError, TokenRouterClient
 from tools.control import ControlClient
 from tools.evaluation.answers import Answered, AnswerFile, Traffic
 from tools.evaluation.tasks import Question
@@ -83,7 +83,10 @@ def _ask(
         temperature=asking.temperature,
         seed=asking.seed + zlib.crc32(question.id.encode()),
     )
-    answer = Answer.of(generation)
+    try:
+        answer = Answer.of(generation)
+    except GenerationError as error:
+        raise GenerationError(error.status, f"{question.id}: {error.message}") from error
     ended_s = time.monotonic() - began
     judgement = question.judge(answer.text)
     return Answered(

@@ -38,7 +38,7 @@ class QueryPoint(BaseModel):
 
 
 class _Score(BaseModel):
-    """entropy: mean normalised entropy of the SLM over `tokens` tokens from the answer's first on. answer: its ids."""
+    """entropy: mean normalised entropy of the SLM over `answer`, the ids of the answer's first tokens."""
 
     model_config = ConfigDict(extra="forbid")
 

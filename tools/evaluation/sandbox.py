@@ -25,7 +25,8 @@ _OUT_OF_TIME = (-signal.SIGXCPU, -signal.SIGKILL)  # at the soft limit of CPU ti
 
 
 class SandboxError(RuntimeError):
-    """This machine can't confine a program: it isn't Linux on x86_64 or aarch64, or its kernel has no seccomp."""
+    """This machine can't confine a program: it isn't Linux on x86_64 or aarch64, its kernel has no seccomp, or this
+    user's own limits are below the program's."""
 
 
 class Verdict(str, Enum):
@@ -104,10 +105,10 @@ def _judged(returncode: int | None, answer: bytes, limits: Limits) -> tuple[Verd
     if returncode in _OUT_OF_TIME:
         return Verdict.TIMEOUT, f"not over after {limits.cpu_s} s of CPU time"
     try:
-        verdict, detail = json.loads(answer)
-    except ValueError:
+        verdict, detail = map(str, json.loads(answer))
+        if verdict == "unconfined":
+            raise SandboxError(detail)
+        return Verdict(verdict), detail
+    except (ValueError, TypeError, RecursionError):  # nothing, or what the program itself wrote there
         how = signal.Signals(-returncode).name if returncode < 0 else f"exit status {returncode}"
         return Verdict.ERROR, f"it ended without a verdict: {how}"
-    if verdict == "unconfined":
-        raise SandboxError(detail)
-    return Verdict(verdict), detail

@@ -28,7 +28,7 @@ _ALLOWED: dict[str, tuple[int, int | None]] = {
     "clock_gettime": (228, 113), "clock_nanosleep": (230, 115), "close": (3, 57), "dup": (32, 23),
     "epoll_create1": (291, 20), "epoll_ctl": (233, 21), "epoll_pwait": (281, 22), "epoll_wait": (232, None),
     "eventfd2": (290, 19), "exit": (60, 93), "exit_group": (231, 94), "faccessat": (269, 48),
-    "faccessat2": (439, 439), "fcntl": (72, 25), "fstat": (5, 80), "futex": (202, 98), "getcpu": (309, 168),
+    "faccessat2": (439, 439), "fstat": (5, 80), "futex": (202, 98), "getcpu": (309, 168),
     "getcwd": (79, 17), "getdents64": (217, 61), "getegid": (108, 177), "geteuid": (107, 175), "getgid": (104, 176),
     "getpid": (39, 172), "getppid": (110, 173), "getrandom": (318, 278), "getrlimit": (97, 163),
     "getrusage": (98, 165), "gettid": (186, 178), "gettimeofday": (96, 169), "getuid": (102, 174),
@@ -46,11 +46,13 @@ _ALLOWED: dict[str, tuple[int, int | None]] = {
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _CLONE_THREAD = 0x10000
 _TCGETS = 0x5401  # what `open` asks to know whether a file is a terminal
+_OWNER = 0x8  # a bit of the fcntl commands that have another process signalled, and of none that Python needs
 _CONDITIONAL: dict[str, tuple[tuple[int, int | None], int, int, int]] = {
     "open": ((2, None), 1, _WRITING, 0),
     "openat": ((257, 56), 2, _WRITING, 0),
     "clone": ((56, 220), 0, _CLONE_THREAD, _CLONE_THREAD),
     "ioctl": ((16, 29), 1, 0xFFFFFFFF, _TCGETS),
+    "fcntl": ((72, 25), 1, _OWNER, 0),
 }
 _TGKILL = (234, 131)
 _CLONE3 = (435, 435)
@@ -95,14 +97,17 @@ def filter_program(machine: str, pid: int) -> bytes:
 def _confine(memory_bytes: int, cpu_s: int) -> None:
     """Gives it all up, for good. Raises OSError where the kernel can't."""
     limits = {
-        resource.RLIMIT_AS: memory_bytes,
-        resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_CPU: cpu_s,
-        resource.RLIMIT_FSIZE: _MOST_OUTPUT,
-        resource.RLIMIT_NOFILE: 64,
+        "RLIMIT_AS": (memory_bytes, memory_bytes),
+        "RLIMIT_CORE": (0, 0),
+        "RLIMIT_CPU": (cpu_s, cpu_s + 1),
+        "RLIMIT_FSIZE": (_MOST_OUTPUT, _MOST_OUTPUT),
+        "RLIMIT_NOFILE": (64, 64),
     }
-    for limit, value in limits.items():
-        resource.setrlimit(limit, (value, value + 1 if limit == resource.RLIMIT_CPU else value))
+    for name, values in limits.items():
+        try:
+            resource.setrlimit(getattr(resource, name), values)
+        except ValueError as error:  # above what this user may have, for one
+            raise OSError(f"{name}: can't be set to {values}: {error}") from error
     libc = ctypes.CDLL(None, use_errno=True)
     code = filter_program(platform.machine(), os.getpid())
     instructions = ctypes.create_string_buffer(code)

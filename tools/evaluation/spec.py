@@ -161,9 +161,12 @@ def load_spec(path: Path) -> tuple[SweepSpec, Deployment]:
 
 def _with_absolute_paths(router: RouterSweep, folder: Path) -> RouterSweep:
     """A router's files, as in a deployment, lie beside the file that names them."""
-    own = router.params.get("weights")
-    if isinstance(own, str) and own.endswith(".safetensors"):
-        router = router.model_copy(update={"params": {**router.params, "weights": str(folder / own)}})
-    if router.path is not None:
-        router = router.model_copy(update={"path": str(folder / router.path)})
-    return router
+
+    def absolute(value: Any) -> Any:
+        is_file = isinstance(value, str) and value.endswith(".safetensors")
+        return str(folder / Path(value).expanduser()) if is_file else value
+
+    params = {k: absolute(v) if k == "weights" else v for k, v in router.params.items()}
+    swept = {k: [absolute(v) for v in values] if k == "weights" else values for k, values in router.sweep.items()}
+    path = None if router.path is None else str(folder / Path(router.path).expanduser())
+    return router.model_copy(update={"params": params, "sweep": swept, "path": path})

@@ -15,6 +15,7 @@ from rich.console import Console
 from python_backends.llm.catalog import locate_tokenizer
 from python_backends.token_router.tokenizer import Tokenizer
 from routers import RouterConfig
+from routers.neural import NeuralParams
 from routers.weights import locate_router
 from tools.control import ControlClient
 from tools.deployment import Deployment
@@ -99,7 +100,7 @@ class Bench:
             "models": {m.name: _engine(m.engine.model_dump()) for m in self.deployment.models},
             "router": point.router.name,
             "params": _shown(params),
-            "router_weights": _digest_of_weights(params),
+            "router_weights": _digest_of_weights(point.router, params),
             "max_tokens": self.spec.max_tokens,
             "temperature": self.spec.temperature if point.samples else 0.0,
             "seed": self.spec.seed,
@@ -113,10 +114,12 @@ def sweep(spec: SweepSpec, deployment: Deployment, folder: Path, console: Consol
     """
     if find_spec("matplotlib") is None:  # told before the work, not after it
         raise UserError("a sweep draws a picture with matplotlib, which isn't installed (pip install -e '.[eval]')")
-    bench = Bench(spec, deployment, folder, console)
     models = deployment.model_names
     if len(models) < 2:
         raise UserError(f"a sweep needs a small and a large model; the deployment has {', '.join(models)}")
+    if len(models) > 2 and spec.controls:
+        raise UserError(f"controls: true is for two models; the deployment has {', '.join(models)}; allowed: false")
+    bench = Bench(spec, deployment, folder, console)
     alone = [_alone(SLM_ONLY, 0), _alone(LLM_ONLY, len(models) - 1)]
     points = [point for router in spec.routers for point in points_of(router, models)]
     for point in [*alone, *points]:
@@ -230,12 +233,16 @@ def _shown(params: dict[str, Any]) -> dict[str, Any]:
     return {**params, "weights": Path(weights).name} if isinstance(weights, str) else params
 
 
-def _digest_of_weights(params: dict[str, Any]) -> str | None:
-    """Of a trained router's file: trained anew, it is another router."""
+def _digest_of_weights(router: RouterConfig, params: dict[str, Any]) -> str | None:
+    """Of a trained router's file: trained anew, it is another router. Somebody's own router may call what it likes
+    `weights`."""
     weights = params.get("weights")
-    if not isinstance(weights, str):
+    trained = issubclass(router.algorithm().params, NeuralParams)
+    if not isinstance(weights, str) or not (trained or weights.endswith(".safetensors")):
         return None
     try:
         return hashlib.sha256(locate_router(weights).read_bytes()).hexdigest()[:16]
-    except (OSError, ValueError) as error:
-        raise UserError(f"weights: {weights}: {error}") from error
+    except OSError as error:
+        raise UserError(f"weights: {weights}: can't be read: {error.strerror}") from error
+    except ValueError as error:
+        raise UserError(str(error)) from error

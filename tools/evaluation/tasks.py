@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator
 
 from tools.errors import UserError
 from tools.evaluation import humaneval, reasoning
@@ -54,9 +54,16 @@ class ReasoningTask(_Config):
     """Tasks of `reasoning-gym`: some of each kind, made from the seed. Routers are trained on other seeds."""
 
     type: Literal["reasoning"] = "reasoning"
-    kinds: list[str] = list(reasoning.KINDS)
+    kinds: list[str] = Field(list(reasoning.KINDS), min_length=1)
     per_kind: PositiveInt = 20
     seed: int = Field(2026, ge=0)
+
+    @field_validator("kinds")
+    @classmethod
+    def _once(cls, kinds: list[str]) -> list[str]:
+        if twice := sorted({kind for kind in kinds if kinds.count(kind) > 1}):
+            raise ValueError(f"given twice: {', '.join(twice)}")
+        return kinds
 
 
 TaskConfig = Annotated[HumanEvalTask | ReasoningTask, Field(discriminator="type")]
@@ -76,12 +83,13 @@ def digest(asked: Sequence[Question]) -> str:
 
 
 def selected(asked: Sequence[Question], which: str | None) -> list[Question]:
-    """None = all; "40" = the first 40; "0:164:4" = as Python slices. Raises UserError."""
+    """None = all; "40" = the first 40; "0:164:4" = as Python slices, from 0 on. Raises UserError."""
     if which is None:
         return list(asked)
     try:
         bounds = [int(part) if part else None for part in which.split(":")]
-        chosen = list(asked[slice(*bounds)]) if which else []
+        backwards = any(bound is not None and bound < 0 for bound in bounds)
+        chosen = list(asked[slice(*bounds)]) if which and not backwards else []
     except (ValueError, TypeError):
         chosen = []
     if not chosen:

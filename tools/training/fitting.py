@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from tools.training.calibration import auroc
 from tools.training.work_folder import Checkpoint
 
-__all__ = ["FitOptions", "Loss", "Scaling", "fit", "predict", "weighted_loss"]
+__all__ = ["FitOptions", "Loss", "Scaling", "fit", "predict", "ranking_loss", "soft_loss", "weighted_loss"]
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """From the network's logits and the numbers of their rows to a mean."""
@@ -41,17 +42,17 @@ class Scaling:
     matrix: torch.Tensor
 
     @classmethod
-    def standard(cls, x: torch.Tensor) -> Scaling:
-        """To mean 0 and deviation 1 in each column of FP32 [n, d]."""
-        return cls(x.mean(0), torch.diag(1 / x.std(0).clamp(min=1e-6)))
+    def standard(cls, x: torch.Tensor, deviation: float = 1.0) -> Scaling:
+        """To mean 0 and that deviation in each column of FP32 [n, d]."""
+        return cls(x.mean(0), torch.diag(deviation / x.std(0).clamp(min=1e-6)))
 
     @classmethod
-    def whitening(cls, x: torch.Tensor) -> Scaling:
-        """To uncorrelated columns of deviation 1: sorted logits are nearly the same number a hundred times, and what
-        matters is what little they differ by. Directions with hardly any variance are not blown up."""
-        mean = x.mean(0)
-        values, vectors = torch.linalg.eigh(torch.cov((x - mean).T))
-        return cls(mean, vectors / values.clamp(min=1e-4 * float(values.max())).sqrt())
+    def margins(cls, x: torch.Tensor, deviation: float = 1.0) -> Scaling:
+        """The same of what sorted logits FP32 [n, d] lie below the largest one. The logits themselves are nearly the
+        same number d times; the margins say how sure the model is."""
+        matrix = -torch.eye(x.shape[1])
+        matrix[0] = 1.0
+        return cls(x.mean(0), matrix * deviation / (x @ matrix).std(0).clamp(min=1e-6))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return (x - self.mean) @ self.matrix
@@ -63,6 +64,25 @@ class Scaling:
             weight = linear.weight[:, columns].double() @ self.matrix.T.double()
             linear.weight[:, columns] = weight.float()
             linear.bias.sub_((weight @ self.mean.double()).float())
+
+
+def soft_loss(targets: torch.Tensor) -> Loss:
+    """Binary cross-entropy against FP32 probabilities."""
+
+    def loss(logits: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return nn.functional.binary_cross_entropy_with_logits(logits, targets[rows])
+
+    return loss
+
+
+def ranking_loss(labels: torch.Tensor) -> Loss:
+    """1 - AUROC: says when to stop. Cross-entropy would stop too early: it minds a network that is too sure of itself,
+    where all that counts is the order, the threshold being chosen afterwards."""
+
+    def loss(logits: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return torch.tensor(1 - auroc(labels[rows].long().numpy(), logits.numpy()))
+
+    return loss
 
 
 def weighted_loss(labels: torch.Tensor, positive_weight: float) -> Loss:
@@ -95,8 +115,12 @@ def fit(
     progress: Callable[[], None],
 ) -> list[float]:
     """Train `network` on the rows `train` of its inputs until the loss of the rows `held_out` gets no better, and leave
-    it with the best numbers. Returns the held-out loss after each epoch. An interrupted one goes on from its last
-    epoch, as it would have without."""
+    it with the best numbers, which may be those that it came with. Returns the held-out loss before the first epoch and
+    after each. An interrupted fit goes on from its last epoch, as it would have without."""
+
+    def held_out_now() -> float:
+        return float(held_out_loss(predict(network, [x[held_out] for x in inputs]), held_out))
+
     optimizer = torch.optim.AdamW(network.parameters(), lr=options.rate, weight_decay=options.weight_decay)
     generator = torch.Generator().manual_seed(options.seed)
     history: list[float] = []
@@ -107,9 +131,11 @@ def fit(
         generator.set_state(saved["generator"])
         torch.set_rng_state(saved["dropout"])
         history, best = saved["history"], saved["best"]
-        for _ in history:
+        for _ in history[1:]:
             progress()
-    while len(history) < options.epochs and not _stalled(history, options.patience):
+    else:
+        history.append(held_out_now())
+    while len(history) <= options.epochs and not _stalled(history, options.patience):
         network.train()
         order = train[torch.randperm(len(train), generator=generator)]
         for rows in _batches(order, options.batch):
@@ -117,8 +143,7 @@ def fit(
                 optimizer.zero_grad()
                 loss(network(*(x[rows] for x in inputs)), rows).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
-        logits = predict(network, [x[held_out] for x in inputs])
-        history.append(float(held_out_loss(logits, held_out)))
+        history.append(held_out_now())
         if history[-1] == min(history):
             best = copy.deepcopy(network.state_dict())
         checkpoint.save(

@@ -25,13 +25,13 @@ Policy = Callable[[torch.Tensor], bool]
 class Text:
     """How tokens read, and where an answer ends.
 
-    pieces: the bytes of every token. eos: the tokens that end an answer. stop: a text that ends it too.
+    pieces: the bytes of every token. eos: the tokens that end an answer. stop: texts that end it too.
     most: tokens of an answer.
     """
 
     pieces: Sequence[bytes]
     eos: frozenset[int]
-    stop: str | None
+    stop: Sequence[str]
     most: int
 
     def of(self, token_ids: Sequence[int]) -> str:
@@ -42,8 +42,9 @@ class Text:
         """Whether an answer that has grown by its last token is complete."""
         if token_ids[-1] in self.eos or len(token_ids) >= self.most:
             return True
-        # the stop text's last byte is in the last token; a few tokens hold all of it
-        return self.stop is not None and self.stop in self.of(token_ids[-len(self.stop) - 1 :])
+        # a stop text's last character is in the last token: the few before it hold the rest
+        tail = self.of(token_ids[-max(map(len, self.stop), default=0) - 1 :])
+        return any(stop in tail for stop in self.stop)
 
 
 @dataclass(frozen=True)

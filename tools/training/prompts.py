@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tools.errors import UserError
-from tools.evaluation import humaneval
+from tools.evaluation import humaneval, reasoning
 from tools.evaluation.sandbox import Limits
 from tools.training.sources import Function, package_functions
 
@@ -19,8 +19,6 @@ __all__ = ["REASONING_KINDS", "Prompt", "choose_prompts", "code_prompt", "overla
 
 REASONING_KINDS = ("basic_arithmetic", "chain_sum", "gsm_symbolic", "leg_counting", "letter_counting")
 _REASONING_SEED = 20_000  # of the generators: an evaluation with other seeds has other tasks
-_REQUEST = "\n\nWork it out in a few short steps. End with a line 'Answer: ' and nothing but the answer after it."
-_ANSWER = re.compile(r"Answer:\s*(.+)")
 _NGRAM_WORDS = 10  # a docstring that shares so many words in a row with one of HumanEval's is taken for the same
 _LIMITS = Limits(cpu_s=5, wall_s=30.0)
 _CHECKED_AT_ONCE = 2
@@ -45,11 +43,7 @@ class Prompt:
     @property
     def messages(self) -> list[dict[str, str]]:
         """The conversation."""
-        return (
-            humaneval.chat_prompt(self.text)
-            if self.kind == "code"
-            else [{"role": "user", "content": self.text + _REQUEST}]
-        )
+        return (humaneval if self.kind == "code" else reasoning).chat_prompt(self.text)
 
     @property
     def answer_prefix(self) -> str:
@@ -57,9 +51,9 @@ class Prompt:
         return humaneval.ANSWER_PREFIX if self.kind == "code" else ""
 
     @property
-    def stop(self) -> str | None:
-        """The text at which the answer ends."""
-        return humaneval.STOP_WORDS[0] if self.kind == "code" else None
+    def stop(self) -> tuple[str, ...]:
+        """The texts at which the answer ends, the same as in the evaluation."""
+        return humaneval.STOP_WORDS if self.kind == "code" else ()
 
     @property
     def reference_answer(self) -> str | None:
@@ -69,13 +63,14 @@ class Prompt:
 
 def passes(prompt: Prompt, answer: str) -> bool:
     """Whether an answer (what follows the prefix) is right: by its doctests, in the sandbox, or the verifier."""
+    for stop in prompt.stop:
+        answer = answer.split(stop, 1)[0]
     if prompt.kind == "code":
         problem = humaneval.Problem(prompt.id, prompt.text, prompt.tests, prompt.entry_point)
-        return humaneval.run_tests(
-            humaneval.extract_code(answer, problem), prompt.tests, prompt.entry_point, _LIMITS
-        ).passed
-    found = _ANSWER.findall(answer)
-    score: float = _generator(prompt.entry_point).score_answer(found[-1].strip() if found else None, prompt.entry)
+        code = humaneval.extract_code(answer, problem)
+        return humaneval.run_tests(code, prompt.tests, prompt.entry_point, _LIMITS).passed
+    final = reasoning.final_answer(answer)
+    score: float = _generator(prompt.entry_point).score_answer(answer=final, entry=prompt.entry)
     return score >= 1.0
 
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -14,17 +14,19 @@ from torch import nn
 
 from routers.networks import CiterNetwork, CoLLMHead, R2RNetwork
 from tools.training.dataset import Text, Tokens
-from tools.training.fitting import FitOptions, Loss, Scaling, predict, weighted_loss
+from tools.training.fitting import FitOptions, Loss, Scaling, predict, ranking_loss, soft_loss, weighted_loss
 from tools.training.judges import Judge
 from tools.training.labels import Ids, Labels, citer_labels, co_llm_labels, r2r_labels
 from tools.training.stages import Stages
 
-__all__ = ["R2R", "Citer", "CoLLM", "Recipe", "Trained"]
+__all__ = ["R2R", "Citer", "CoLLM", "Phase", "Prepared", "Recipe", "Trained"]
 
 Embed = Callable[[torch.Tensor], torch.Tensor]
-_R2R_FIT = FitOptions(rate=3e-4, weight_decay=5e-4)
-_CITER_FIT = FitOptions(rate=1e-4, weight_decay=1e-2)
-_CO_LLM_FIT = FitOptions(rate=1e-3, weight_decay=1e-2)
+_WARM_UP = FitOptions(rate=1e-3, weight_decay=1e-2, epochs=15, patience=3)
+_R2R_FIT = FitOptions(rate=1e-4, weight_decay=5e-4)
+_CITER_FIT = FitOptions(rate=1e-4, weight_decay=1e-1)
+_CO_LLM_FIT = FitOptions(rate=1e-3, weight_decay=1e-1)
+_SURE = 0.03  # normalised entropy: R-Stitch's threshold
 _CHECKED_ROWS = 4096
 _ROUNDING = 0.05  # of a probability: what FP16 may cost
 
@@ -72,14 +74,22 @@ class Recipe(Protocol):
 
 
 @dataclass(frozen=True)
+class Phase:
+    """loss: is made small on the tokens that are trained on. held_out_loss: of the held-out ones, says when to stop."""
+
+    loss: Loss
+    held_out_loss: Loss
+    options: FitOptions
+
+
+@dataclass(frozen=True)
 class Prepared:
-    """network: on scaled inputs. phases: a loss after the other, each with the one that says when to stop.
-    fold: puts the scaling into the network."""
+    """network: on scaled inputs. phases: fitted one after the other. fold: puts the scaling into the network."""
 
     network: nn.Module
     arguments: dict[str, Any]
     inputs: list[torch.Tensor]
-    phases: Sequence[tuple[Loss, Loss]]
+    phases: Sequence[Phase]
     fold: Callable[[], None]
     raw: list[torch.Tensor]
 
@@ -125,7 +135,12 @@ class R2R:
 
     def prepare(self, tokens: Tokens, train: torch.Tensor) -> Prepared:
         raw = [tokens.hidden, tokens.top_logits, self.embed(tokens.choice)]
-        scalings = [Scaling.standard(raw[0][train]), Scaling.whitening(raw[1][train]), Scaling.standard(raw[2][train])]
+        # hidden state and embedding have ten times as many columns as the logits, and say less each
+        scalings = [
+            Scaling.standard(raw[0][train], 0.03),
+            Scaling.margins(raw[1][train], 0.3),
+            Scaling.standard(raw[2][train], 0.03),
+        ]
         hidden_size, embedding_size = raw[0].shape[1], raw[2].shape[1]
         arguments = {
             "hidden_size": hidden_size,
@@ -141,8 +156,11 @@ class R2R:
             scalings[1].fold(network.logits_projection)
 
         labels = torch.from_numpy(tokens.labels).float()
-        loss = weighted_loss(labels, _imbalance(labels[train]))
-        return Prepared(network, arguments, _scaled(scalings, raw), [(loss, loss)], fold, raw)
+        phases = [
+            _warm_up(_unsure(tokens), self.fit),
+            Phase(weighted_loss(labels, _imbalance(labels[train])), ranking_loss(labels), self.fit),
+        ]
+        return Prepared(network, arguments, _scaled(scalings, raw), phases, fold, raw)
 
     def facts(self) -> dict[str, Any]:
         return {"judge": self.judge.name, "width": self.width, **asdict(self.fit)}
@@ -181,9 +199,12 @@ class Citer:
         arguments |= {} if self.width is None else {"width": self.width}
         network = CiterNetwork(**arguments)
         suffices = 1 - torch.from_numpy(tokens.labels).float()
-        loss = weighted_loss(suffices, 1.0)
+        phases = [
+            _warm_up(1 - _unsure(tokens), self.fit),
+            Phase(weighted_loss(suffices, 1.0), ranking_loss(suffices), self.fit),
+        ]
         inputs = _scaled([scaling], [tokens.hidden])
-        return Prepared(network, arguments, inputs, [(loss, loss)], lambda: scaling.fold(network.up), [tokens.hidden])
+        return Prepared(network, arguments, inputs, phases, lambda: scaling.fold(network.up), [tokens.hidden])
 
     def facts(self) -> dict[str, Any]:
         return {"rollouts": self.rollouts, "width": self.width, **asdict(self.fit)}
@@ -210,14 +231,17 @@ class CoLLM:
         yield from _gold_texts(stages, lambda _, gold, slm, llm: co_llm_labels(gold, slm, llm))
 
     def prepare(self, tokens: Tokens, train: torch.Tensor) -> Prepared:
-        scaling = Scaling.standard(tokens.hidden[train])
+        scaling = Scaling.standard(tokens.hidden[train], 0.1)
         arguments: dict[str, Any] = {"hidden_size": tokens.hidden.shape[1]}
         network = CoLLMHead(**arguments)
-        weak = weighted_loss(torch.from_numpy(tokens.labels).float(), 8.0)
-        phases = [(weak, weak)]
+        labels = torch.from_numpy(tokens.labels).float()
+        phases = [
+            _warm_up(_unsure(tokens), self.fit),
+            Phase(weighted_loss(labels, 8.0), ranking_loss(labels), self.fit),
+        ]
         if self.marginal:
             marginal = marginal_loss(tokens.slm_logprobs, tokens.llm_logprobs)
-            phases.append((marginal, marginal))
+            phases.append(Phase(marginal, marginal, self.fit))
         inputs = _scaled([scaling], [tokens.hidden])
         return Prepared(network, arguments, inputs, phases, lambda: scaling.fold(network.output), [tokens.hidden])
 
@@ -271,6 +295,19 @@ def _gold_texts(stages: Stages, labels: Callable[[str, Ids, Ids, Ids], Labels]) 
             )
             own = labels(key, gold, arrays["argmax"], llm["argmax"])
             yield Text(key, arrays, llm["logprobs"], gold, own, judged=False)
+
+
+def _unsure(tokens: Tokens) -> torch.Tensor:
+    """How far the small model's entropy says that it isn't sure: FP32 [n] in (0, 1)."""
+    ratio = torch.from_numpy(tokens.entropy).clamp(min=1e-9) / _SURE
+    return (2 * ratio.log()).sigmoid()
+
+
+def _warm_up(targets: torch.Tensor, fit: FitOptions) -> Phase:
+    """First the network learns what the bare entropy says: that costs no label, and labels are few. Then they only
+    have to teach it where the entropy is wrong."""
+    loss = soft_loss(targets)
+    return Phase(loss, loss, replace(_WARM_UP, seed=fit.seed, epochs=min(fit.epochs, _WARM_UP.epochs)))
 
 
 def _scaled(scalings: Sequence[Scaling], raw: Sequence[torch.Tensor]) -> list[torch.Tensor]:

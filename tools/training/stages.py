@@ -95,10 +95,7 @@ class Stages:
 
     def token_ids(self, prompt: Prompt) -> list[int]:
         """The prompt as the models get it."""
-        tokenizer = self.pair.tokenizer
-        return tokenizer.encode_chat(prompt.messages) + (
-            tokenizer.encode(prompt.answer_prefix) if prompt.answer_prefix else []
-        )
+        return self.pair.tokenizer.encode_chat(prompt.messages, prompt.answer_prefix)
 
     def text(self, prompt: Prompt) -> Text:
         return Text(self.pair.tokenizer.pieces, frozenset(), prompt.stop, self.options.max_tokens)

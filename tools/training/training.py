@@ -71,7 +71,7 @@ def train_router(recipe: Recipe, stages: Stages, target: Target, output: Path, v
         "trained_tokens": len(tokens.rows(Split.TRAIN)),
         "trained_positives": int(tokens.labels[tokens.rows(Split.TRAIN).numpy()].sum()),
         "rounds": recipe.rounds,
-        "epochs": [len(history) for history in histories],
+        "epochs_run": [len(history) for history in histories],
         "target": {"llm_share": target.llm_share} if target.llm_share is not None else {"recall": target.recall},
     } | recipe.facts()
     header = RouterHeader(
@@ -103,11 +103,19 @@ def _fit(recipe: Recipe, stages: Stages, tokens: Tokens, name: str) -> tuple[Tra
     prepared = recipe.prepare(tokens, train)
     depends_on = {**recipe.facts(), "tokens": len(train), "positives": int(tokens.labels[train.numpy()].sum())}
     histories = []
-    for phase, (loss, held_out_loss) in enumerate(prepared.phases):
-        checkpoint = stages.folder.checkpoint(f"{name}-{phase}", depends_on)
-        with _progress(stages.console, f"fitting {name}", recipe.fit.epochs) as done:
+    for number, phase in enumerate(prepared.phases):
+        checkpoint = stages.folder.checkpoint(f"{name}-{number}", depends_on)
+        with _progress(stages.console, f"fitting {name}, phase {number + 1}", phase.options.epochs) as done:
             found = fit(
-                prepared.network, prepared.inputs, loss, train, held_out, held_out_loss, recipe.fit, checkpoint, done
+                prepared.network,
+                prepared.inputs,
+                phase.loss,
+                train,
+                held_out,
+                phase.held_out_loss,
+                phase.options,
+                checkpoint,
+                done,
             )
         histories.append([round(x, 5) for x in found])
     trained = prepared.finish()

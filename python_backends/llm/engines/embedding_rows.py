@@ -39,9 +39,9 @@ class EmbeddingRows:
         """The type, and the table's bytes, a row for each token."""
         try:
             found: GgufTensor = locate_gguf_tensor(self._path, _TENSOR)
-        except (OSError, ValueError) as error:
+            kind = gguf.GGMLQuantizationType(found.kind)
+            numbers, size = gguf.GGML_QUANT_SIZES[kind]
+            shape = (found.rows, found.columns // numbers * size)
+            return kind, np.memmap(self._path, np.uint8, "r", found.start, shape)
+        except (OSError, ValueError) as error:  # ValueError also of a type unknown here, and of a file that is cut off
             raise EngineError(f"weights: {self._path}: {error}") from error
-        kind = gguf.GGMLQuantizationType(found.kind)
-        numbers, size = gguf.GGML_QUANT_SIZES[kind]
-        shape = (found.rows, found.columns // numbers * size)
-        return kind, np.memmap(self._path, np.uint8, "r", found.start, shape)

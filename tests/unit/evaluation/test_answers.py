@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+"""The file of answers: it goes on where it was, and never mixes settings."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -50,7 +52,7 @@ def test_answers_of_other_settings_are_not_mixed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", ["notes\n", "{}\n", '{"settings": {"format": 1}}\n{"answer": {"id": "x"}}\n', "[1]"]
+    "content", ["notes\n", "{}\n", '{"settings": 3}\n', '{"settings": {"format": 1}}\n{"answer": {"id": "x"}}\n', "[1]"]
 )
 def test_a_file_of_something_else_is_left_alone(tmp_path: Path, content: str) -> None:
     path = tmp_path / "a.jsonl"

@@ -14,7 +14,7 @@ from tools.errors import UserError
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--task", "mmlu"], "--task.type: got 'mmlu'; allowed: 'humaneval', 'reasoning'"),
+        (["--task", "mmlu"], "--task: got 'mmlu'; allowed: 'humaneval', 'reasoning'"),
         (["--temperature", "0"], "--temperature: got 0.0; input should be greater than 0"),
         (["--router-params", "{"], "--router-params: got '{'; is not JSON"),
         (["--router-params", "[]"], "--router-params: got '[]'; must be a JSON object"),

@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+"""HumanEval: what is asked, which code an answer means, and how it is judged."""
+
 from __future__ import annotations
 
 import pytest
@@ -74,7 +76,7 @@ def test_questions_are_chosen_as_slices() -> None:
     assert numbers("3") == [0, 1, 2]
     assert numbers("160:") == [160, 161, 162, 163]
     assert numbers("0:164:80") == [0, 80, 160]
-    for wrong in ("0", "x", "200:300", "1:2:3:4", ""):
+    for wrong in ("0", "x", "200:300", "1:2:3:4", "", "-3", "::-1"):
         with pytest.raises(UserError, match="problems: got"):
             numbers(wrong)
 

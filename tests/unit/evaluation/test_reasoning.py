@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Tasks of reasoning-gym: made from a seed, judged by their verifiers."""
+
 from __future__ import annotations
 
 import pytest

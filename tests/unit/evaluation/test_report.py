@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+"""What a sweep writes."""
+
 from __future__ import annotations
 
 import csv

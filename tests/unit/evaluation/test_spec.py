@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+"""A sweep's file: its points, and what it can have wrong."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -63,6 +65,9 @@ def test_what_a_file_can_have_wrong(tmp_path: Path) -> None:
     ]
     assert told(tmp_path, concurency=3)[0].startswith("concurency: unknown key (did you mean 'concurrency'?)")
     assert told(tmp_path, task={"type": "mmlu"}) == ["task.type: got 'mmlu'; allowed: 'humaneval', 'reasoning'"]
+    kinds = told(tmp_path, task={"type": "reasoning", "kinds": ["gcd", "chain_sum", "gcd"]})
+    assert kinds == ["task.kinds: given twice: gcd"]
+    assert told(tmp_path, task={"type": "reasoning", "kinds": []})[0].startswith("task.kinds: got []; list should have")
     with pytest.raises(UserError, match="no such file"):
         path = tmp_path / "sweep.yaml"
         path.write_text("deployment: nowhere.yaml")
@@ -78,8 +83,13 @@ def test_a_router_s_files_lie_beside_the_spec(tmp_path: Path) -> None:
         "routers:\n"
         "  - {name: r2r, params: {weights: mine.safetensors}}\n"
         "  - {name: citer, params: {weights: shipped}}\n"
+        "  - {name: co_llm, sweep: {weights: [a.safetensors, ~/b.safetensors, shipped]}}\n"
+        "  - {name: me, params: {weights: [0.5, 0.5]}}\n"
     )
     spec, deployment = load_spec(path)
-    assert [r.params["weights"] for r in spec.routers] == [str(tmp_path / "mine.safetensors"), "shipped"]
+    mine = str(tmp_path / "mine.safetensors")
+    assert [r.params.get("weights") for r in spec.routers] == [mine, "shipped", None, [0.5, 0.5]]
+    home = str(Path("~/b.safetensors").expanduser())
+    assert spec.routers[2].sweep == {"weights": [str(tmp_path / "a.safetensors"), home, "shipped"]}
     assert deployment.tokenizer == "smollm2"
     assert spec.model_copy(update={"routers": []}) == SweepSpec(deployment="smollm2")

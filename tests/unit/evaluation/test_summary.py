@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+"""From answers to figures: intervals, rates, the way up, query-level routing."""
+
 from __future__ import annotations
 
 import pytest

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -12,6 +13,7 @@ import torch
 
 from python_backends.llm.engines.base import EngineError
 from python_backends.llm.engines.embedding_rows import EmbeddingRows
+from python_backends.llm.gguf_header import locate_gguf_tensor
 from tests.unit.tools.test_validate import write_header
 from tools.tiny_models import make_tiny_gguf
 
@@ -34,10 +36,20 @@ def test_a_file_without_the_table_is_named(tmp_path: Path) -> None:
         rows(torch.tensor([0]))
 
 
-def test_a_damaged_list_of_tensors_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "tiny.gguf"
+# of a file, the end of the table's name in its header, and the begin of the table; behind the name: how many dimensions
+# (4 bytes), 2 of 8 bytes, and the type (4)
+DAMAGES: list[tuple[Callable[[bytes, int, int], bytes], str]] = [
+    (lambda whole, name, table: whole[: name + 3], "its header is damaged"),
+    (lambda whole, name, table: whole[: name + 20] + b"\xee" + whole[name + 21 :], "238 is not a valid GGML"),
+    (lambda whole, name, table: whole[: table + 3], "mmap length is greater than file size"),
+]
+
+
+@pytest.mark.parametrize(("damage", "message"), DAMAGES, ids=["cut in the header", "type", "cut in the table"])
+def test_a_damaged_file_is_named(tmp_path: Path, damage: Callable[[bytes, int, int], bytes], message: str) -> None:
+    path, name = tmp_path / "tiny.gguf", "token_embd.weight"
     make_tiny_gguf(path, seed=1)
-    whole = path.read_bytes()
-    path.write_bytes(whole[: whole.index(b"token_embd.weight") + 20])
-    with pytest.raises(EngineError, match="its header is damaged"):
+    whole, table = path.read_bytes(), locate_gguf_tensor(path, name).start
+    path.write_bytes(damage(whole, whole.index(name.encode()) + len(name), table))
+    with pytest.raises(EngineError, match=rf"tiny\.gguf: .*{message}"):
         EmbeddingRows(path)(torch.tensor([0]))

@@ -41,18 +41,23 @@ requests = st.builds(
     ids,
     ids,
     token_lists,
-    st.booleans(),
-)
-sampled = st.lists(st.tuples(ids, st.floats(width=32, allow_nan=False)), max_size=4)
-results = st.builds(
-    lambda tokens, destination, fields: SessionResult(
-        [t for t, _ in tokens], [p for _, p in tokens], destination, fields
-    ),
-    sampled,
     ids,
-    json_objects,
-) | st.builds(SessionResult, error=st.text())
-stats = st.builds(StepStats, floats, floats, ids, ids, ids)
+    st.booleans(),
+).filter(lambda r: len({*(s.session for s in r.steps), *r.follows}) == len(r.steps) + len(r.follows))
+sampled = st.lists(st.tuples(ids, st.floats(width=32, allow_nan=False)), max_size=4)
+results = (
+    st.builds(
+        lambda tokens, destination, fields: SessionResult(
+            [t for t, _ in tokens], [p for _, p in tokens], destination, fields
+        ),
+        sampled,
+        ids,
+        json_objects,
+    )
+    | st.builds(SessionResult, error=st.text())
+    | st.just(SessionResult(elsewhere=True))
+)
+stats = st.builds(StepStats, floats, floats, ids, ids, ids, ids, ids, ids)
 facts = st.builds(
     LLMFacts, st.text(), st.text(), ids, ids, ids, ids, ids, st.lists(ids, max_size=3).map(tuple), st.booleans()
 )
@@ -76,12 +81,12 @@ def test_a_response_comes_through(response: StepResponse) -> None:
 @pytest.mark.parametrize(
     ("place", "value", "message"),
     [
-        (0, 2, "header: begins with \\[2\\]; this end speaks version 3"),
+        (0, 2, "header: begins with \\[2\\]; this end speaks version 4"),
         (1, 0, "max_steps: 0; allowed: 1 or more"),
         (2, -1, "max_leaves: -1; allowed: 0 or more"),
-        (7, 2, "length: 16 values; the header counts 15"),
-        (11, 2, "tokens: there are 3; the sessions count 2"),
-        (8, 9, "length: 16 values; the header counts 19"),
+        (8, 2, "length: 17 values; the header counts 16"),
+        (12, 2, "tokens: there are 3; the sessions count 2"),
+        (9, 9, "length: 17 values; the header counts 20"),
     ],
 )
 def test_a_request_that_contradicts_itself_is_refused(place: int, value: int, message: str) -> None:
@@ -89,6 +94,13 @@ def test_a_request_that_contradicts_itself_is_refused(place: int, value: int, me
     wire[place] = value
     with pytest.raises(ValueError, match=message):
         decode_request(wire)
+
+
+@pytest.mark.parametrize("follows", [[], [1]])
+def test_a_session_is_there_once(follows: list[int]) -> None:
+    steps = [SessionStep(1, 0, [5]), SessionStep(2 if follows else 1, 0, [6])]
+    with pytest.raises(ValueError, match="at most once"):
+        decode_request(encode_request(StepRequest(steps, follows=follows)))
 
 
 def test_a_cut_vector_is_refused() -> None:

@@ -203,6 +203,8 @@ def test_a_router_that_breaks_a_rule_is_told_which_and_where(rule: str, problem:
 def test_what_would_be_refused_at_start_is_refused() -> None:
     with pytest.raises(ValueError, match="tau: Input should be less than or equal to 1"):
         check_router(ALGORITHMS["rstitch"], overrides=[{"tau": 2.0}])
+    with pytest.raises(ValueError, match="'step_end' can't be set by a request to router 'glimp'; allowed: tau"):
+        check_router(ALGORITHMS["glimp"], overrides=[{"step_end": "."}])
     with pytest.raises(ValueError, match="routes between 2 models; the deployment has 3"):
         check_router(ALGORITHMS["rstitch"], models=THREE)
     with pytest.raises(ValueError, match=r"step_end: '%%' ends no token of model 'slm'"):

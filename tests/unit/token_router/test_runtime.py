@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from python_backends.token_router.config import RuntimeConfig
 from python_backends.token_router.errors import RequestFailed, Unavailable
-from routers import peer_to_model
+from routers import OneTokenRouter, peer_to_model
+from routers.random_draw import RandomSLM
 from tests.unit.token_router.harness import Deployment, FakeLLM, Stream, run, token_after
 
 
@@ -324,10 +325,9 @@ def test_a_drain_keeps_the_queue_when_a_model_comes_back() -> None:
 
 def test_tokens_committed_on_the_way_are_progress() -> None:
     """Each side keeps two tokens and drops the one that it leaves with: slow, but never in a circle."""
-    from routers.random_draw import RandomLLM, RandomSLM
 
     async def main(monkeypatch: pytest.MonkeyPatch) -> Stream:
-        monkeypatch.setattr(RandomLLM, "send", RandomSLM.send)
+        monkeypatch.setattr(OneTokenRouter, "send", RandomSLM.send)
         llms = _llms(
             slm=lambda rid, position, _: int(position % 4 == 1), llm=lambda rid, position, _: int(position % 4 == 3)
         )

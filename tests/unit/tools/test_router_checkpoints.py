@@ -142,6 +142,9 @@ def test_code_in_a_checkpoint_is_not_executed(tmp_path: Path) -> None:
         ({"state_dict": {}}, "state_dict: has no tensors of logits_projection, combined_projection"),
         ({"state_dict": {"layer_norm_token.weight": torch.zeros(1)}}, "state_dict: got 'layer_norm_token.weight'"),
         ({"state_dict": 3}, "with a state_dict"),
+        ({"state_dict": {"logits_projection.weight": [1.0]}}, "got 'logits_projection.weight', a list"),
+        ({"state_dict": {7: torch.zeros(1)}}, "state_dict: got '7', a Tensor; allowed: tensors of logits_projection"),
+        ({"common_args": [0.4]}, "common_args: got a list; allowed: a dict"),
     ],
 )
 def test_another_layout_is_named(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -149,6 +152,14 @@ def test_another_layout_is_named(changes: dict[str, Any], message: str, tmp_path
     with pytest.raises(UserError) as refusal:
         read_checkpoint(path, "r2r")
     assert str(refusal.value).startswith(f"{path}: ") and message in str(refusal.value)
+
+
+@pytest.mark.parametrize("weight", [None, torch.zeros(3)])
+def test_a_layer_without_its_matrix_is_named(weight: torch.Tensor | None, tmp_path: Path) -> None:
+    state = {key: value for key, value in OfficialCiter().state_dict().items() if key != "mlp.4.weight"}
+    torch.save(state if weight is None else {**state, "mlp.4.weight": weight}, tmp_path / "mlp.pth")
+    with pytest.raises(UserError, match="state_dict: the weight of 'down' is missing, or no matrix"):
+        read_checkpoint(tmp_path / "mlp.pth", "citer")
 
 
 @pytest.mark.parametrize(
@@ -168,16 +179,16 @@ def test_a_checkpoint_becomes_a_file_that_can_be_shown(tmp_path: Path) -> None:
     checkpoint = save_r2r(tmp_path / "router.pt", OfficialR2R(), False)
     output = tmp_path / "r2r.safetensors"
     convert = ["routers", "convert", str(checkpoint), "--algorithm", "r2r", "--output", str(output)]
-    models = ["--slm", "small", "--llm", "/somewhere/large.gguf", "--vocab-size", "40"]
+    models = ["--slm", "small-0.5b", "--llm", "/somewhere/large-1.5b.gguf", "--vocab-size", "40"]
     result = CliRunner().invoke(app, [*convert, *models])
     assert result.exit_code == 0, result.output
-    assert "r2r for small + /somewhere/large.gguf, threshold 0.406" in result.output
+    assert "r2r for small-0.5b + /somewhere/large-1.5b.gguf, threshold 0.406" in result.output
     header = load_router(output, "r2r").header
-    assert (header.models, header.vocab_size, header.threshold) == (["small", "large"], 40, 0.406)
+    assert (header.models, header.vocab_size, header.threshold) == (["small-0.5b", "large-1.5b"], 40, 0.406)
     shown = CliRunner().invoke(app, ["routers", "show", str(output), "--json"])
     assert json.loads(shown.output) == header.model_dump()
     table = CliRunner().invoke(app, ["routers", "show", str(output)])
-    assert "network.width" in table.output and "small, large" in table.output
+    assert "network.width" in table.output and "small-0.5b, large-1.5b" in table.output
     again = CliRunner().invoke(app, [*convert, *models, "--threshold", "0.2"])
     assert again.exit_code == 0 and load_router(output, "r2r").header.threshold == 0.2
 
@@ -197,6 +208,14 @@ def test_what_convert_needs_is_said(arguments: list[str], message: str, tmp_path
     result = CliRunner().invoke(app, ["routers", "convert", str(tmp_path / "mlp.pth"), *wanted, *output, *arguments])
     assert isinstance(result.exception, UserError)
     assert message in str(result.exception)
+
+
+def test_a_checkpoints_threshold_out_of_range_is_said(tmp_path: Path) -> None:
+    path = save_r2r(tmp_path / "router.pt", OfficialR2R(), False, common_args={"threshold": 1.5})
+    output = ["--output", str(tmp_path / "r.safetensors"), "--vocab-size", "40"]
+    wanted = ["--algorithm", "r2r", "--slm", "small", "--llm", "large", *output]
+    result = CliRunner().invoke(app, ["routers", "convert", str(path), *wanted])
+    assert str(result.exception) == f"{path}: threshold: Input should be less than or equal to 1, got 1.5"
 
 
 def test_show_says_what_is_wrong() -> None:

@@ -75,8 +75,8 @@ class CharacterTokenizer:
     def encode(self, text: str) -> list[int]:
         return [ord(c) % VOCAB for c in text]
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        return self.encode("".join(m["content"] for m in messages))
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], begun: str = "") -> list[int]:
+        return self.encode("".join(m["content"] for m in messages) + begun)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return b"".join(self.pieces[i] for i in token_ids).decode()
@@ -88,7 +88,7 @@ def script(text: str, prompt: int) -> Callable[[list[int]], int]:
     return lambda sequence: tokens[len(sequence) - prompt] if len(sequence) - prompt < len(tokens) else EOS
 
 
-def texts(stop: str | None = None, most: int = 100) -> jobs.Text:
+def texts(*stop: str, most: int = 100) -> jobs.Text:
     return jobs.Text(CharacterTokenizer.pieces, frozenset({EOS}), stop, most)
 
 

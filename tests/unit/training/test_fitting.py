@@ -37,7 +37,7 @@ class Net(nn.Module):
         return out
 
 
-@pytest.mark.parametrize("kind", [Scaling.standard, Scaling.whitening])
+@pytest.mark.parametrize("kind", [Scaling.standard, Scaling.margins])
 def test_the_first_layer_takes_the_scaling_over(kind: object, data: tuple[torch.Tensor, torch.Tensor]) -> None:
     x, _ = data
     scaling = kind(x)  # type: ignore[operator]
@@ -54,7 +54,7 @@ def test_a_scaling_of_some_columns_leaves_the_others() -> None:
     generator = torch.Generator().manual_seed(2)
     hidden, top, embedding = (torch.randn(50, n, generator=generator) * 3 + 1 for n in (8, 5, 7))
     network = R2RNetwork(hidden_size=8, embedding_size=7, width=16, blocks=1, top_logits=5)
-    scalings = [Scaling.standard(hidden), Scaling.whitening(top), Scaling.standard(embedding)]
+    scalings = [Scaling.standard(hidden), Scaling.margins(top), Scaling.standard(embedding)]
     scaled = [s(x) for s, x in zip(scalings, (hidden, top, embedding), strict=True)]
     before = predict(network, scaled)
     scalings[0].fold(network.combined_projection)
@@ -104,7 +104,7 @@ def test_a_fit_stops_when_it_gets_no_better_and_keeps_the_best(
 ) -> None:
     x, labels = data
     network = Net()
-    losses = iter([3.0, 1.0, 2.0, 2.0, 2.0, 2.0, 0.5])
+    losses = iter([4.0, 3.0, 1.0, 2.0, 2.0, 2.0, 2.0, 0.5])
     kept: list[torch.Tensor] = []
 
     def scripted(logits: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
@@ -117,8 +117,8 @@ def test_a_fit_stops_when_it_gets_no_better_and_keeps_the_best(
     history = fit(
         network, [x], loss, torch.arange(200), torch.arange(200, 300), scripted, options, checkpoint, lambda: None
     )
-    assert history == [3.0, 1.0, 2.0, 2.0, 2.0, 2.0]
-    assert torch.equal(network.first.weight, kept[1])
+    assert history == [4.0, 3.0, 1.0, 2.0, 2.0, 2.0, 2.0]
+    assert torch.equal(network.first.weight, kept[2])
 
 
 def test_the_losses_are_those_of_the_papers() -> None:

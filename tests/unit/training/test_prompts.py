@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tools.errors import UserError
+from tools.evaluation import humaneval, reasoning
 from tools.training.judges import Case, LLMJudge, TestsJudge, judge_named
 from tools.training.prompts import Prompt, code_prompt, overlaps, passes, reasoning_prompts
 from tools.training.sources import Function, functions_of
@@ -108,10 +109,23 @@ def test_a_prompt_has_the_imports_that_its_function_uses_its_head_and_its_docstr
     assert 'r"""A \\d.' in functions["first"].prompt
 
 
+def test_a_task_is_asked_as_the_evaluation_asks_and_its_answer_ends_where_that_ones_does(
+    functions: dict[str, Function],
+) -> None:
+    code, (question, *_) = code_prompt(functions["area"]), reasoning_prompts(1, 0)
+    assert code.messages == humaneval.chat_prompt(code.text)
+    assert (code.answer_prefix, code.stop) == (humaneval.ANSWER_PREFIX, humaneval.STOP_WORDS)
+    assert question.messages == reasoning.chat_prompt(question.text)
+    assert (question.answer_prefix, question.stop) == ("", ())
+
+
 def test_an_answer_passes_by_its_doctests(functions: dict[str, Function]) -> None:
     prompt = code_prompt(functions["area"])
     assert passes(prompt, str(prompt.reference_answer))
     assert passes(prompt, "import math\ndef area(r):\n    return math.pi * r**2\n```\nwhich is the area")
+    assert passes(
+        prompt, "import math\ndef area(r):\n    return math.pi * r**2\n\nprint(area("
+    )  # cut off at a stop text
     assert not passes(prompt, "def area(r):\n    return 3 * r\n```")
     assert not passes(prompt, "def area(r):\n    return 3.14 *")
     assert not passes(prompt, "")
