@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 __all__ = [
-    "CALLS_AT_ONCE",
-    "CALL_NUMBERS",
     "GREEDY_BELOW",
     "LLMFacts",
     "SamplingParams",
@@ -24,8 +22,7 @@ __all__ = [
     "StepStats",
 ]
 
-CALLS_AT_ONCE = 4  # of one model: the step under way and who joined it, the next one and who joins it
-CALL_NUMBERS = 1 << 31  # of calls, which begin again then: they travel as INT32
+
 GREEDY_BELOW = 1e-5  # a temperature that FP32 could not divide by; vLLM's bound too
 
 
@@ -93,10 +90,10 @@ class StepRequest:
     max_steps: how many tokens each session may get in this call (run-ahead). The LLM stops after the first
         step in which a session ends, fails, or has nothing sampled.
     max_leaves: how many sessions may leave before it stops too: the others go on without them.
-    number: of the call, counted by the router in the order in which it sends them.
-    follows: sessions of the calls before it, which this one was sent ahead of: each gets its next step here if it
-        stayed, and an empty result if it left or ended, or if a call before this one has yet to come.
-    at_least: with fewer sessions than these in the step, it isn't made, and all results are empty.
+    number: of the call, counted by the router. follows: sessions of the call before it (number - 1), which this
+        one was sent ahead of: each gets its next step here if it stayed, and an empty result if it left or ended,
+        or if another call came in between.
+    at_least: with fewer sessions than these in it, the step isn't made, and all results are empty.
     hello: asks for `StepResponse.facts`; frees every session first. A router says it when it starts.
     """
 
@@ -120,7 +117,6 @@ class SessionResult:
     destination: of the last token: 0 = stay, j = to peer j.
     fields: what `route` gives to `send` with the last token.
     error: why this session failed; None = it didn't. A failed session must be freed.
-    elsewhere: the session was to follow here, but another call of the same step brought it; its result is there.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -128,7 +124,6 @@ class SessionResult:
     destination: int = 0
     fields: dict[str, Any] = field(default_factory=dict)
     error: str | None = None
-    elsewhere: bool = False
 
 
 @dataclass(frozen=True)
@@ -136,8 +131,6 @@ class StepStats:
     """compute_ms: wall time in the LLM's process, sampling and routing included.
     engine_ms: of which inside the engine.
     steps: forward steps made. sessions: held now. kv_tokens: held now, over all sessions.
-    session_steps: sessions in those steps, summed over them. more_tokens: of their suffixes, beyond one each.
-    calls: that were made together, this one and those that joined it; their responses say the same.
     """
 
     compute_ms: float = 0.0
@@ -145,9 +138,6 @@ class StepStats:
     steps: int = 0
     sessions: int = 0
     kv_tokens: int = 0
-    session_steps: int = 0
-    more_tokens: int = 0
-    calls: int = 1
 
 
 @dataclass(frozen=True)

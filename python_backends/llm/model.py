@@ -14,8 +14,7 @@ import torch
 import triton_python_backend_utils as pb
 from pydantic import ValidationError
 
-from python_backends.llm.call_thread import Answer, CallThread
-from python_backends.llm.contract import StepResponse
+from python_backends.llm.contract import StepRequest
 from python_backends.llm.engines import (
     Engine,
     EngineConfig,
@@ -32,8 +31,6 @@ from routers.registry import describe
 
 __all__ = ["TritonPythonModel"]
 
-_SWITCH_S = 0.0001  # a call that comes is read while a step is being sampled and routed, not after it
-
 
 class TritonPythonModel:
     """What Triton's Python stub drives: initialize, execute for every call, finalize."""
@@ -44,26 +41,25 @@ class TritonPythonModel:
         config = json.loads(args["model_config"])
         parameters = {name: value["string_value"] for name, value in config["parameters"].items()}
         try:
-            runner, self._engine = _build(config["name"], parameters)
+            self._runner, self._engine = _build(config["name"], parameters)
         except (ValueError, EngineError) as error:
             raise pb.TritonModelException(f"{config['name']}: {error}") from error
-        __import__("sys").setswitchinterval(1e-4)
-        self._calls = CallThread(runner.execute)
 
-    def execute(self, requests: list[Any]) -> None:
-        """One response for each request, later; what fails is that request only."""
-        for request in requests:
-            answer = _answer_to(request.get_response_sender())
-            try:
-                call = decode_request(pb.get_input_tensor_by_name(request, REQUEST_TENSOR).as_numpy())
-            except Exception as error:  # the input contradicts itself
-                answer(error)
-            else:
-                self._calls.put(call, answer)
+    def execute(self, requests: list[Any]) -> list[Any]:
+        """One response for each request; what fails is that request only."""
+        return [self._respond(request) for request in requests]
+
+    def _respond(self, request: Any) -> Any:
+        try:
+            response = self._runner.execute(_read(request))
+        except ValueError as error:
+            return _refusal(error, pb.TritonError.INVALID_ARG)
+        except Exception as error:  # the stub would live, but answer with a traceback
+            return _refusal(error, pb.TritonError.INTERNAL)
+        return pb.InferenceResponse([pb.Tensor(RESPONSE_TENSOR, encode_response(response))])
 
     def finalize(self) -> None:
         """Give the weights' memory back."""
-        self._calls.close()
         self._engine.close()
 
 
@@ -91,17 +87,10 @@ def _torch_threads(config: EngineConfig) -> int:
     return config.threads if isinstance(config, LlamaCppConfig) and not config.deterministic else 1
 
 
-def _answer_to(sender: Any) -> Answer:
-    """How one call is answered."""
-
-    def answer(outcome: StepResponse | Exception) -> None:
-        sender.send(_response(outcome), flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-
-    return answer
+def _read(request: Any) -> StepRequest:
+    """Raises ValueError when the input contradicts itself."""
+    return decode_request(pb.get_input_tensor_by_name(request, REQUEST_TENSOR).as_numpy())
 
 
-def _response(outcome: StepResponse | Exception) -> Any:
-    if isinstance(outcome, StepResponse):
-        return pb.InferenceResponse([pb.Tensor(RESPONSE_TENSOR, encode_response(outcome))])
-    code = pb.TritonError.INVALID_ARG if isinstance(outcome, ValueError) else pb.TritonError.INTERNAL
-    return pb.InferenceResponse(error=pb.TritonError(f"{type(outcome).__name__}: {outcome}", code))
+def _refusal(error: Exception, code: int) -> Any:
+    return pb.InferenceResponse(error=pb.TritonError(f"{type(error).__name__}: {error}", code))

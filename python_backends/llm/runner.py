@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from python_backends.llm.call_order import CallOrder
 from python_backends.llm.contract import (
     LLMFacts,
     SessionOpen,
@@ -27,6 +26,8 @@ from python_backends.llm.sampling import Sampled, SamplingRow, is_greedy, routin
 from routers import BaseRouter, LogitsOutput, RouterConfig, RouterParams, ServedModel, StepResult
 
 __all__ = ["LLMRunner", "bind", "check_compatible"]
+
+_WRAPPED = 1 << 30  # a number that is lower by more than this has begun again
 
 
 def check_compatible(router: BaseRouter[Any], capacity: Capacity, engine: str = "in use") -> None:
@@ -84,18 +85,15 @@ class _Progress:
 
 
 @dataclass(slots=True)
-class _Made:
-    """What has been made of the calls under way. progress: of each session that is stepped."""
+class _CallClock:
+    """What the engine did in one call."""
 
-    progress: dict[int, _Progress] = field(default_factory=dict)
     steps: int = 0
     engine_s: float = 0.0
-    session_steps: int = 0
-    more_tokens: int = 0
 
 
 class LLMRunner:
-    """Executes `StepRequest`s on one engine. One thread, one step at a time.
+    """Executes `StepRequest`s on one engine. One thread, one call at a time.
 
     name, index: the model's, index in the deployment's order. router: the one beside this model.
     router_config: where the parameters that a request overrides are checked.
@@ -115,8 +113,9 @@ class LLMRunner:
         self._routing_stream = routing_stream(index)
         self._eos = frozenset(self._capacity.eos_token_ids)
         self._sessions: dict[int, _Session] = {}
-        self._stayed: dict[int, int] = {}  # the sessions that go on here, and the token that each goes on from
-        self._order = CallOrder()
+        self._stayed: dict[int, int] = {}  # of the last call: the sessions that go on, and the token of each
+        self._last_number = 0
+        self._freed_early: set[int] = set()  # by a call that overtook the one before it, which may open them
         self._facts = LLMFacts(
             name=name,
             engine=engine.name,
@@ -129,93 +128,59 @@ class LLMRunner:
             samples="sampling" in self._capacity.provides,
         )
 
-    def execute(self, calls: Sequence[StepRequest]) -> list[StepResponse]:
-        """Make these calls as one step (`joins`), or one alone, which may be several steps (run-ahead).
+    def execute(self, request: StepRequest) -> StepResponse:
+        """One call. What concerns one session becomes its result's error; the others go on.
 
-        What concerns one session becomes its result's error; the others go on.
+        Raises ValueError when the request contradicts itself.
         """
         began_s = time.perf_counter()
-        made = _Made({step.session: _Progress() for call in calls for step in call.steps})
-        brought = set(made.progress)
-        batch: list[SessionStep] = []
-        for call in calls:
-            in_order = self._begin(call, made)
-            batch += [step for step in call.steps if self._known(step, made)]
-            if in_order:
-                batch += self._following(call, made)
-        if len(batch) < min((call.at_least for call in calls if call.steps or call.follows), default=1):
-            for step in batch:
-                self._stayed.pop(step.session, None)  # whoever was to go on is sent anew
-        else:
-            all_there = len(batch) == len(made.progress)
-            self._make_steps(batch, calls[0].max_steps if all_there else 1, calls[0].max_leaves, made)
-        stats = StepStats(
-            compute_ms=(time.perf_counter() - began_s) * 1000,
-            engine_ms=made.engine_s * 1000,
-            steps=made.steps,
-            sessions=len(self._sessions),
-            kv_tokens=sum(len(s.tokens) for s in self._sessions.values()),
-            session_steps=made.session_steps,
-            more_tokens=made.more_tokens,
-            calls=len(calls),
-        )
-        return [self._response(call, made, brought, stats) for call in calls]
-
-    def _begin(self, call: StepRequest, made: _Made) -> bool:
-        """Free and open what the call says. Returns whether its `follows` hold: every call before it has come."""
-        if call.hello:
-            self._free(list(self._sessions))
-            self._order = CallOrder()
-        in_order = not call.hello and self._order.came(call.number)
-        self._free(call.free)
-        self._order.freed(call.free)
-        for opened in call.opens:
-            if not self._order.over(opened.session):
-                self._open(opened, made)  # or its step fails as that of an unknown session
-        return in_order
-
-    def _following(self, call: StepRequest, made: _Made) -> list[SessionStep]:
-        """The next steps of those of the call's `follows` who have stayed, and whom no other call brings."""
-        going = [s for s in call.follows if s in self._stayed and s not in made.progress]
-        made.progress.update((session, _Progress()) for session in going)
-        return [self._next_step(session, self._stayed[session]) for session in going]
-
-    def _make_steps(self, batch: list[SessionStep], max_steps: int, may_leave: int, made: _Made) -> None:
-        """Forward, sample, route; again while the call allows it."""
+        progress = {session: _Progress() for session in (*(s.session for s in request.steps), *request.follows)}
+        if len(progress) != len(request.steps) + len(request.follows):
+            raise ValueError("sessions: a session is there twice; each may be in a step at most once")
+        overtaken = not request.hello and 0 < self._last_number - request.number < _WRAPPED
+        in_order = request.number == self._last_number + 1
+        stayed = self._stayed if in_order else {}
+        self._free(list(self._sessions) if request.hello else request.free)
+        for opened in request.opens:
+            if overtaken and opened.session in self._freed_early:
+                continue  # its request has ended; its step fails as that of an unknown session
+            self._open(opened, progress)
+        self._freed_early = set() if in_order or overtaken else set(request.free)
+        call = _CallClock()
+        batch = [step for step in request.steps if self._known(step, progress)]
+        max_steps = request.max_steps if len(batch) == len(request.steps) else 1
+        batch += [self._next_step(s, stayed[s]) for s in request.follows if s in stayed and s in self._sessions]
+        if len(batch) < request.at_least:
+            batch = []  # everybody is sent anew
+        may_leave = request.max_leaves
         while batch:
             self._append(batch)
-            output = self._forward(batch, made)
-            goes_on = self._finish_step(batch, output, made.progress)
-            stay = [s.session for s in batch if made.progress[s.session].destination == 0]
+            output = self._forward(batch, progress, call)
+            goes_on = self._finish_step(batch, output, progress)
+            stay = [s.session for s in batch if progress[s.session].destination == 0]
             may_leave -= len(batch) - len(stay)
-            if not goes_on or may_leave < 0 or made.steps >= max_steps:
+            if not goes_on or may_leave < 0 or call.steps >= max_steps:
                 break
-            batch = [self._next_step(s, made.progress[s].token_ids[-1]) for s in stay]
-        for session, mine in made.progress.items():
-            if self._stays(session, mine):
-                self._stayed[session] = mine.token_ids[-1]
-            else:
-                self._stayed.pop(session, None)
-
-    def _response(self, call: StepRequest, made: _Made, brought: set[int], stats: StepStats) -> StepResponse:
-        results = [made.progress[step.session].result() for step in call.steps]
-        for session in call.follows:
-            if session in brought:
-                results.append(SessionResult(elsewhere=True))
-            elif session in made.progress:
-                results.append(made.progress[session].result())
-            else:
-                results.append(SessionResult())
-        return StepResponse(results, stats, self._facts if call.hello else None)
+            batch = [self._next_step(s, progress[s].token_ids[-1]) for s in stay]
+        if not overtaken:
+            self._last_number = request.number
+            self._stayed = {s: p.token_ids[-1] for s, p in progress.items() if self._stays(s, p)}
+        stats = StepStats(
+            compute_ms=(time.perf_counter() - began_s) * 1000,
+            engine_ms=call.engine_s * 1000,
+            steps=call.steps,
+            sessions=len(self._sessions),
+            kv_tokens=sum(len(s.tokens) for s in self._sessions.values()),
+        )
+        return StepResponse([p.result() for p in progress.values()], stats, self._facts if request.hello else None)
 
     def _free(self, sessions: Sequence[int]) -> None:
         if sessions:
             self._engine.free(sessions)
             for session in sessions:
                 self._sessions.pop(session, None)
-                self._stayed.pop(session, None)
 
-    def _open(self, opened: SessionOpen, made: _Made) -> None:
+    def _open(self, opened: SessionOpen, progress: dict[int, _Progress]) -> None:
         """Make a session, or note in its progress why not."""
         try:
             if not self._facts.samples and not is_greedy(opened.sampling):
@@ -224,8 +189,8 @@ class LLMRunner:
             params = self._router_config.override(overrides, self._router.models) if overrides else self._router.params
             self._engine.open(opened)
         except (ValueError, EngineError) as error:
-            if opened.session in made.progress:
-                made.progress[opened.session].error = str(error)
+            if opened.session in progress:
+                progress[opened.session].error = str(error)
             return
         self._sessions[opened.session] = _Session(opened, params)
 
@@ -239,8 +204,8 @@ class LLMRunner:
             return False
         return not self._ends(session, progress.token_ids[-1])
 
-    def _known(self, step: SessionStep, made: _Made) -> bool:
-        mine = made.progress[step.session]
+    def _known(self, step: SessionStep, progress: dict[int, _Progress]) -> bool:
+        mine = progress[step.session]
         if mine.error is None and step.session not in self._sessions:
             mine.error = f"session {step.session} is not open on this model"
         return mine.error is None
@@ -251,18 +216,16 @@ class LLMRunner:
             tokens = self._sessions[step.session].tokens
             tokens[step.start :] = step.token_ids
 
-    def _forward(self, batch: Sequence[SessionStep], made: _Made) -> EngineOutput:
+    def _forward(self, batch: Sequence[SessionStep], progress: dict[int, _Progress], call: _CallClock) -> EngineOutput:
         began_s = time.perf_counter()
         try:
             output = self._engine.step(batch)
         except EngineError as error:
             output = EngineOutput([], errors={s.session: str(error) for s in batch})
-        made.engine_s += time.perf_counter() - began_s
-        made.steps += 1
-        made.session_steps += len(batch)
-        made.more_tokens += sum(len(step.token_ids) for step in batch) - len(batch)
+        call.engine_s += time.perf_counter() - began_s
+        call.steps += 1
         for session, message in output.errors.items():
-            made.progress[session].error = message
+            progress[session].error = message
         return output
 
     def _finish_step(self, batch: Sequence[SessionStep], output: EngineOutput, progress: dict[int, _Progress]) -> bool:

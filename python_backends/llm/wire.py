@@ -8,7 +8,7 @@ one vector: a header of counts, then the parts in order.
 |---|---|
 | header | version, max_steps, max_leaves, number, at_least; counts: sessions n, follows, frees, tokens, control bytes |
 | sessions | n times: session, start, number of tokens, sample (0 or 1) |
-| follows | sessions that are in this step if they have stayed |
+| follows | the sessions of the call before that are in this one if they stay |
 | free | the sessions to free |
 | tokens | the suffixes, one after another |
 | control | JSON, UTF-8, padded to 4 bytes: `opens`, `hello`; nothing = neither |
@@ -16,17 +16,17 @@ one vector: a header of counts, then the parts in order.
 | response | INT32 values |
 |---|---|
 | header | version, results n, tokens, bytes of notes |
-| results | n times: number of tokens, destination; -1 tokens = the result is in another call of the step |
+| results | n times: number of tokens, destination |
 | tokens | one session's after another's |
 | log-probabilities | of each token, FP32 bits |
-| stats | the fields of StepStats, FP64 bits |
+| stats | the five fields of StepStats, FP64 bits |
 | notes | JSON, UTF-8, padded to 4 bytes: `errors`, `fields` by row, `facts`; nothing = none |
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -63,8 +63,7 @@ WIRE_TYPE = ("TYPE_INT32", (-1,))  # of both, as config.pbtxt declares them
 _VERSION = 4
 _REQUEST_HEADER = 10
 _RESPONSE_HEADER = 4
-_STATS_INTS = 2 * len(fields(StepStats))  # FP64
-_ELSEWHERE = -1
+_STATS_INTS = 10  # five FP64
 
 
 def encode_request(request: StepRequest) -> Wire:
@@ -107,8 +106,6 @@ def decode_request(wire: Wire) -> StepRequest:
         at += count
     if at != at_text:
         raise ValueError(f"tokens: there are {tokens}; the sessions count {at - at_tokens}")
-    if len({*(step.session for step in steps), *values[at_follows:at_free]}) != n + follows:
-        raise ValueError("sessions: a session is there twice; each may be in a step at most once")
     control = _json(wire[at_text:], text)
     opens = [SessionOpen(**{**o, "sampling": SamplingParams(**o["sampling"])}) for o in control.get("opens", ())]
     return StepRequest(
@@ -130,15 +127,15 @@ def encode_response(response: StepResponse) -> Wire:
     notes: dict[str, Any] = {}
     if errors := {i: r.error for i, r in enumerate(results) if r.error is not None}:
         notes["errors"] = errors
-    if for_send := {i: r.fields for i, r in enumerate(results) if r.fields}:
-        notes["fields"] = for_send
+    if fields := {i: r.fields for i, r in enumerate(results) if r.fields}:
+        notes["fields"] = fields
     if response.facts is not None:
         notes["facts"] = asdict(response.facts)
     text = _text(notes)
     tokens = [t for r in results for t in r.token_ids]
     numbers = [_VERSION, len(results), len(tokens), len(text)]
     for r in results:
-        numbers += (_ELSEWHERE if r.elsewhere else len(r.token_ids), r.destination)
+        numbers += (len(r.token_ids), r.destination)
     numbers += tokens
     return np.concatenate(
         (
@@ -163,20 +160,17 @@ def decode_response(wire: Wire) -> StepResponse:
     # through bytes: eight-byte numbers may begin at any four-byte place
     compute_ms, engine_ms, *counts = np.frombuffer(wire[at_stats:at_text].tobytes(), dtype=np.float64).tolist()
     notes = _json(wire[at_text:], text)
-    errors, for_send, facts = notes.get("errors", {}), notes.get("fields", {}), notes.get("facts")
+    errors, fields, facts = notes.get("errors", {}), notes.get("fields", {}), notes.get("facts")
     results, at = [], 0
     for i in range(n):
         count, destination = values[_RESPONSE_HEADER + 2 * i : _RESPONSE_HEADER + 2 * i + 2]
-        if count == _ELSEWHERE:
-            results.append(SessionResult(elsewhere=True))
-            continue
         row = str(i)  # JSON's keys are strings
         results.append(
             SessionResult(
                 token_ids=values[at_tokens + at : at_tokens + at + count],
                 logprobs=logprobs[at : at + count],
                 destination=destination,
-                fields=for_send.get(row, {}),
+                fields=fields.get(row, {}),
                 error=errors.get(row),
             )
         )

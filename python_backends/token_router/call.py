@@ -14,11 +14,12 @@ __all__ = ["Call"]
 class Call:
     """One call under way.
 
-    request: what was sent. ahead: the sessions that it follows, if it was sent ahead of the end of the calls before.
+    request: what was sent. ahead: the sessions of the call before, if it was sent ahead of that one's end.
     steps: who is in it, and with what: those whom the request names, and of `ahead` those who have stayed
-    (`DecodingLoop._settle` of a call before). answer: what is waited for.
+    (`DecodingLoop._settle` of the call before). answer: what is waited for.
     prefilled: whether one of them may not be delayed: its time is not that of decoding.
-    fresh: whether one of them gets no token, or its request's first: how long that takes is not foreseen.
+    fresh: whether one of them gets no token, or its request's first: how long that takes is not foreseen, and who
+    isn't through has to be in the next call.
     """
 
     def __init__(

@@ -34,7 +34,7 @@ class BatchingConfig(_Config):
     max_wait_ms: PositiveFloat = Field(50.0, description="a request waits no longer than this for a batch to fill")
     run_ahead: PositiveInt = Field(1, description="tokens of a call while no request can come to join it")
     send_ahead: bool = Field(
-        True, description="with policy async, the call for a model's next step is sent while it makes the present one"
+        True, description="with policy async, the next call leaves shortly before the present one should end"
     )
     hold: bool = Field(
         False,

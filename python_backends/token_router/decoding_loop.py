@@ -7,18 +7,11 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any, Protocol
 
-from python_backends.llm.contract import (
-    CALL_NUMBERS,
-    CALLS_AT_ONCE,
-    LLMFacts,
-    SessionResult,
-    StepRequest,
-    StepStats,
-)
+from python_backends.llm.contract import LLMFacts, SessionResult, StepRequest, StepStats
 from python_backends.token_router.call import Call
 from python_backends.token_router.delayed_batching import DelayedBatchingQueue
 from python_backends.token_router.errors import RequestFailed, TokenRouterError, Unavailable
@@ -33,6 +26,7 @@ from routers import peer_to_model
 __all__ = ["DecodingLoop", "LLMState", "Outcomes"]
 
 _RETRY_S = 1.0
+_NUMBERS = 1 << 31  # of calls: they travel as INT32
 
 
 class LLMState(enum.Enum):
@@ -132,24 +126,25 @@ class DecodingLoop:
                 await self._recover(error)
 
     async def _decode(self) -> None:
-        """Step after step. What belongs to the next one is sent while the present one is being made."""
-        calls: deque[Call] = deque()  # under way, in order
+        """Call after call, the next one sent ahead of the end of the present one where that is foreseen."""
+        call: Call | None = None
+        following: Call | None = None
         try:
             while True:
-                if not calls:
+                if call is None:
                     batch = await self._next_batch()
                     if not batch:
                         await self._free()
                         continue
-                    calls.append(self._launch(batch))
-                    self._begun(calls)
-                await self._send_ahead(calls)
-                if not await self._finish(calls):
-                    while calls:  # none of them has anybody to follow
-                        await self._finish(calls)
+                    call = self._launch(batch)
+                    self._begun(call)
+                following = await self._send_ahead(call)
+                await self._finish(call, following)
+                call, following = following, None
         finally:
-            for call in calls:
-                await self._abandon(call)
+            for under_way in (call, following):
+                if under_way is not None:
+                    await self._abandon(under_way)
 
     async def _next_batch(self) -> list[Session]:
         """The sessions of the next call; empty = nobody, but there are sessions to free."""
@@ -178,7 +173,7 @@ class DecodingLoop:
             timer.cancel()
 
     def _launch(self, batch: list[Session], follows: Sequence[Session] | None = None, at_least: int = 1) -> Call:
-        """Send a call. follows: sessions of the calls under way, who are in it if they stay; None = none is under
+        """Send a call. follows: sessions of the call under way, who are in it if they stay; None = none is under
         way. at_least: see StepRequest."""
         steps = [session.next_step(self._chunk) for session in batch]
         opens = [session.opening() for session in batch if session not in self._held]
@@ -194,13 +189,13 @@ class DecodingLoop:
             max_steps=allowed.max_steps,
             max_leaves=allowed.max_leaves,
             follows=[session.rid for session in follows or ()],
-            at_least=at_least,
+            at_least=at_least if all(step.sample for step in steps) else 1,  # a prefill says nothing if it isn't made
         )
         return Call(request, batch, list(follows or ()), self.llm.step(request))
 
     def _request(self, **parts: Any) -> StepRequest:
         """The next request of this loop, with the sessions to free."""
-        self._number = (self._number + 1) % CALL_NUMBERS
+        self._number = (self._number + 1) % _NUMBERS
         frees, self._frees = self._frees, []
         return StepRequest(number=self._number, free=frees, **parts)
 
@@ -214,107 +209,74 @@ class DecodingLoop:
             self._free_later(request.free)
             await asyncio.sleep(_RETRY_S)
 
-    async def _send_ahead(self, calls: deque[Call]) -> None:
-        """Until the first of the calls is over, send what belongs to the step after it: one call for those who stay,
-        and others for those who come to join them."""
-        loop = asyncio.get_running_loop()
-        answer = calls[0].answer
-        answer.add_done_callback(lambda _: self._wake.set())
-        followed = False
-        timer = loop.call_at(self._foresight.follows_at(self._model), self._wake.set)
-        while not answer.done():
-            self._wake.clear()
-            if len(calls) < CALLS_AT_ONCE and loop.time() >= timer.when():
-                if not followed:
-                    followed = self._follow(calls)
-                elif len(self.queue) and self._foresight.joins(self._model):
-                    calls.append(self._join())
-            await self._wake.wait()
-        timer.cancel()
-
-    def _follow(self, calls: deque[Call]) -> bool:
-        """Send the call after these, if there surely is one."""
-        if any(not call.samples(session) for call in calls for session in call.steps):
-            return False  # who isn't through with its prefill has to be in the next call
-        follows = [s for call in calls for s in call.steps if s.state is SessionState.RUNNING]
+    async def _send_ahead(self, call: Call) -> Call | None:
+        """Wait for the call's end, and shortly before it send the next one if there surely is one."""
+        at = self._foresight.sends_ahead_at(self._model)
+        left_s = 0.0 if at is None else at - asyncio.get_running_loop().time()
+        if left_s <= 0:
+            return None
+        await asyncio.wait([call.answer], timeout=left_s)
+        if call.answer.done():
+            return None
+        follows = [s for s in call.steps if s.state is SessionState.RUNNING and call.samples(s)]
         if not self._foresight.sends_ahead(self._model, len(self.queue), len(follows)):
-            return False
-        calls.append(self._join(follows))
-        return True
-
-    def _join(self, follows: Sequence[Session] = ()) -> Call:
-        """Send those who wait to join the next step."""
-        at_least = 1 if self.queue.releases(len(self.queue) + 1) else self._scheduler.thresholds[self._model]
+            return None
+        at_least = self._scheduler.thresholds[self._model]
+        if self.queue.releases(len(self.queue) + 1):
+            at_least = 1  # whatever B is
         return self._launch(self.queue.take(self._chunk), follows, at_least)
 
-    def _begun(self, calls: Sequence[Call], sent_ahead: bool = False) -> None:
-        """The LLM begins a step with these calls now, as far as one can tell."""
+    def _begun(self, call: Call, sent_ahead: bool = False) -> None:
+        """The LLM begins the call now, as far as one can tell."""
         self._scheduler.started(self._model)
-        sessions, fresh = sum(len(call.steps) for call in calls), any(call.fresh for call in calls)
-        self._foresight.launched(self._model, sessions, calls[0].request.max_steps, sent_ahead, fresh)
+        self._foresight.launched(self._model, len(call.steps), call.request.max_steps, sent_ahead, call.fresh)
         self._traffic.launched(self._model)
 
-    async def _finish(self, calls: deque[Call]) -> bool:
-        """Wait for the first call's answer and for those of the calls that joined it, and act on them. Those who stay
-        are in a later call already. Returns whether the LLM has made a step."""
-        stats: StepStats | None = None
-        results: list[SessionResult] = []
-        prefilled = False
-        left = 1
-        while left and calls:
-            call = calls[0]
-            try:
-                response = await call.answer
-            except RequestFailed as error:
-                calls.popleft()
-                self._free_later(call.request.free)
-                for session in call.steps:
-                    self._fail(session, error)
-            else:
-                calls.popleft()
-                if stats is None:
-                    stats, left = response.stats, response.stats.calls
-                prefilled |= call.prefilled
-                for session, result in call.results(response):
-                    results.append(result)
-                    self._settle(session, call, result, calls)
-            left -= 1
-        if stats is not None:
-            self._learn(stats, results, prefilled)
-        self._over()
-        if calls:
-            self._begun(calls, sent_ahead=True)
+    async def _finish(self, call: Call, following: Call | None) -> None:
+        """Wait for the call's answer and act on it. Those who stay are in the following call already."""
+        try:
+            response = await call.answer
+        except RequestFailed as error:
+            self._free_later(call.request.free)
+            for session in call.steps:
+                self._fail(session, error)
         else:
-            self._scheduler.ended(self._model)
-        return stats is not None and stats.steps > 0
+            results = call.results(response)
+            self._learn(call, response.stats, [result for _, result in results])
+            for session, result in results:
+                self._settle(session, call, result, following)
+        finally:
+            self._over()
+            if following is None:
+                self._scheduler.ended(self._model)
+        if following is not None:
+            self._begun(following, sent_ahead=True)
 
-    def _learn(self, stats: StepStats, results: Sequence[SessionResult], prefilled: bool) -> None:
-        """What the time of a call, or of several made together, and their outcomes say about the next ones."""
+    def _learn(self, call: Call, stats: StepStats, results: Sequence[SessionResult]) -> None:
+        """What the call's time and its outcomes say about the next ones."""
         self.stats = stats
         self.clock.called(stats)
         left = Counter(peer_to_model(self._model, result.destination) for result in results if result.destination)
-        stepped = sum(not result.elsewhere for result in results)
-        self._foresight.ended(self._model, stepped, stats.steps, stats.compute_ms / 1000, left)
-        if stats.steps:
+        self._foresight.ended(self._model, stats.steps, stats.compute_ms / 1000, left)
+        if results:
             self._traffic.called(
                 self._model,
-                session_steps=stats.session_steps,
-                more_tokens=stats.more_tokens,
+                session_steps=sum(len(result.token_ids) or 1 for result in results),
+                more_tokens=sum(len(step.token_ids) - 1 for step in call.steps.values()),
                 ms=stats.compute_ms,
                 steps=stats.steps,
-                prefilled=prefilled,
+                prefilled=call.prefilled,
             )
 
-    def _settle(self, session: Session, call: Call, result: SessionResult, later: Iterable[Call]) -> None:
-        """Act on what the call did for one session. later: the calls under way behind it."""
+    def _settle(self, session: Session, call: Call, result: SessionResult, following: Call | None) -> None:
+        """Act on what the call did for one session."""
         if session.state is not SessionState.RUNNING:
             return  # its request ended during the call
         if result.error is not None:
             self._fail(session, RequestFailed(f"model '{self.llm.name}': {result.error}"))
             return
-        following = next((c for c in later if session in c.ahead), None)
-        if call.samples(session) and not result.token_ids:  # it was to follow, and didn't
-            self._go_on(session, following if result.elsewhere else None)
+        if call.samples(session) and not result.token_ids:
+            self.add(session)  # it was to follow, and another call came in between
             return
         session.take_result(call.steps[session], result)
         if not call.samples(session):
@@ -324,20 +286,17 @@ class DecodingLoop:
                 session.state = SessionState.PENDING
         elif result.destination == 0:
             self._traffic.stayed(self._model, session.rid, len(result.token_ids))
-            if not self._outcomes.commit(session):
-                self._go_on(session, following)
+            if self._outcomes.commit(session):
+                return
+            if following is not None and session in following.ahead:
+                following.steps[session] = session.next_step(self._chunk)
+            else:
+                self.add(session)
         else:
             session.state = SessionState.PENDING
             session.here = False
             self._traffic.stayed(self._model, session.rid, len(result.token_ids) - 1)  # those before, run ahead
             self._outcomes.handoff(session)
-
-    def _go_on(self, session: Session, following: Call | None) -> None:
-        """The session has a next step here: in the call that follows, if one does."""
-        if following is None:
-            self.add(session)
-        else:
-            following.steps[session] = session.next_step(self._chunk)
 
     async def _abandon(self, call: Call) -> None:
         """Nobody acts on this call any more: the LLM is lost, or the runtime ends."""

@@ -5,9 +5,9 @@ Run-ahead: how many steps a model makes in one call, so that they share the cost
 itself only for as long as no request can come to join it, and lets go of a request only as long as no other
 model could launch with it.
 
-Sending ahead: while a step is being made, the call for the next one is sent, so that the LLM goes on at once; of
-the sessions of the present step, those are in it who stay. Requests that come meanwhile join it with calls of their
-own, as long as those will be there in time.
+Sending ahead: the next call is sent shortly before the present one is over, so that the LLM goes on at once; of
+the sessions of the present call, those are in it who stay. It isn't sent when a request from another model is
+about to come; a client's new request that comes in between does miss it, and waits for one more call.
 
 Holding: a batch that could launch waits for requests that are about to come from another model, when that
 saves more waiting than it costs. The Markov model has no such rule. None of these changes a token.
@@ -27,9 +27,9 @@ __all__ = ["Allowance", "Foresight"]
 
 _SMOOTHING = 0.2  # of the newest call in the forecasts
 _MARGIN_S = 0.001  # run-ahead ends this long before another model, so that what leaves is there in time
-_LEAD_S = 0.002  # a call that is to be there at the end of the present one leaves this long before the answer
-_BEGINS_S = 0.001  # so long after it was sent, a call has certainly begun
-_FOLLOWS = 0.5  # sessions: with fewer expected in it, no call is sent ahead
+_LEAD_S = 0.0028  # a call is sent this long before the present one's answer is expected: there and back it's on its way
+_BEGINS_S = 0.001  # so long after a call was sent, the next one doesn't overtake it any more
+_FOLLOWS = 0.5  # sessions: with fewer expected to stay, and nobody waiting, no call is sent ahead
 _LATE_S = 0.0005  # how much later than forecast a call may end before nobody is held for it any more
 
 
@@ -67,10 +67,8 @@ class _Forecast:
         self.ahead_s = 0.0  # the same of a call sent ahead, from the end of the one before
         self.goes = [0.0] * models  # the share of a call's sessions that leaves for each model
 
-    def learn(
-        self, call: _Call, sessions: int, steps: int, compute_s: float, took_s: float, left: Mapping[int, int]
-    ) -> None:
-        step_s = compute_s / steps
+    def learn(self, call: _Call, steps: int, compute_s: float, took_s: float, left: Mapping[int, int]) -> None:
+        sessions, step_s = call.sessions, compute_s / steps
         known = self._step_s.get(sessions, step_s)
         self._step_s[sessions] = known + _SMOOTHING * (step_s - known)
         if call.sent_ahead:
@@ -135,35 +133,34 @@ class Foresight:
                 until = now + wait_s if until is None else min(until, now + wait_s)
         return until
 
+    def sends_ahead_at(self, model: int) -> float | None:
+        """When to ask `sends_ahead`, before the call of `model` is over; None = not for this call."""
+        call = self._calls[model]
+        if not self._sends_ahead or call is None or call.last_s is None:
+            return None
+        return max(call.last_s - _LEAD_S, call.began_s + _BEGINS_S)
+
     def sends_ahead(self, model: int, waiting: int, follows: int) -> bool:
-        """Whether to send the next call of `model` now, while its present one is being made. waiting: for it;
-        follows: sessions of the present call, who are in the next one if they stay."""
-        if not self._sends_ahead or (self._steps > 1 and follows == self._scheduler.live):
-            return False  # or the next call had better be one of many steps
+        """Whether to send the next call of `model` now, a little before its present one is over. waiting: for
+        it; follows: sessions of the present call, who are in the next one if they stay."""
         call, forecast = self._calls[model], self._forecasts[model]
+        step_s = forecast.step_s(waiting + follows)
+        if call is None or call.last_s is None or step_s is None or self._runs_ahead_next(follows):
+            return False
         threshold = self._scheduler.thresholds[model]
         stays = follows * (1 - sum(forecast.goes))
         if waiting < threshold and stays < _FOLLOWS:
             return False  # that there is a next call is not sure enough
-        if not self._holds or call is None or call.last_s is None:
-            return True
-        here_s = forecast.ahead_s + (forecast.step_s(waiting + follows) or 0.0)
+        here_s = forecast.ahead_s + step_s
         for other, theirs in enumerate(self._calls):
-            if other == model or theirs is None or theirs.ends_s is None:
+            if other == model or theirs is None or not self._forecasts[other].goes[model]:
                 continue
-            if self._pays(theirs.ends_s + _LATE_S - call.last_s, here_s, waiting + stays, other, model):
+            if theirs.ends_s is None:
+                return False
+            wait_s = theirs.ends_s + _LATE_S - call.last_s
+            if wait_s < 0 or (self._holds and self._pays(wait_s, here_s, waiting + stays, other, model)):
                 return False
         return True
-
-    def follows_at(self, model: int) -> float:
-        """From when on a call may be sent after the one that `model` has just been sent: it must not overtake it."""
-        call = self._calls[model]
-        return 0.0 if call is None or call.sent_ahead else call.began_s + _BEGINS_S
-
-    def joins(self, model: int) -> bool:
-        """Whether a call sent now would be there when the present one of `model` ends, as far as one can tell."""
-        call = self._calls[model]
-        return call is None or call.last_s is None or call.last_s - self._clock() > _LEAD_S
 
     def launched(
         self, model: int, sessions: int, max_steps: int, sent_ahead: bool = False, fresh: bool = False
@@ -179,13 +176,13 @@ class Foresight:
             ends_s, last_s = began_s + step_s, began_s + max_steps * step_s
         self._calls[model] = _Call(sessions, sent_ahead, fresh, now, ends_s, last_s)
 
-    def ended(self, model: int, sessions: int, steps: int, compute_s: float, left: Mapping[int, int]) -> None:
-        """The call is over. sessions: in it and those that joined it; steps, compute_s: what the model did in it;
-        left: how many sessions go to which model."""
+    def ended(self, model: int, steps: int, compute_s: float, left: Mapping[int, int]) -> None:
+        """The call is over. steps, compute_s: what the model did in it; left: how many sessions go to which
+        model."""
         call = self._calls[model]
-        if call is not None and steps and sessions and not call.fresh:
+        if call is not None and steps and call.sessions and not call.fresh:
             took_s = self._clock() - call.began_s
-            self._forecasts[model].learn(call, sessions, steps, compute_s, took_s, left)
+            self._forecasts[model].learn(call, steps, compute_s, took_s, left)
         self._calls[model] = None
 
     def failed(self, model: int) -> None:

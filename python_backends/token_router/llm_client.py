@@ -12,18 +12,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TypeVar
 
-from python_backends.llm.contract import CALLS_AT_ONCE, LLMFacts, StepRequest, StepResponse
+from python_backends.llm.contract import LLMFacts, StepRequest, StepResponse
 from python_backends.llm.wire import Wire, decode_response, encode_request
 from python_backends.token_router.errors import RequestFailed, Unavailable
 
 __all__ = ["LLMClient", "ThreadedLLMClient"]
 
+_CALLS_AT_ONCE = 2  # one that the LLM makes, and one sent ahead of its end
+
 T = TypeVar("T")
 
 
 class LLMClient(ABC):
-    """One LLM, as the decoding loop sees it. Only steps overlap, CALLS_AT_ONCE at most: the LLM makes them
-    in order.
+    """One LLM, as the decoding loop sees it. Only steps overlap, two at most: the LLM makes them in order.
 
     on_death: called when the LLM is lost while nothing is awaited (decoding loop).
     """
@@ -80,7 +81,7 @@ class ThreadedLLMClient(LLMClient):
         self._step_timeout_s = step_timeout_s
         self._loop = asyncio.get_running_loop()
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        for number in range(CALLS_AT_ONCE):
+        for number in range(_CALLS_AT_ONCE):
             threading.Thread(target=self._run, name=f"llm-{name}-{number}", daemon=True).start()
         self._pidfd = -1
         self._steps: dict[asyncio.Future[StepResponse], float] = {}  # under way, in order: how long each may take
@@ -136,7 +137,7 @@ class ThreadedLLMClient(LLMClient):
 
     def close(self) -> None:
         self._unwatch()
-        for _ in range(CALLS_AT_ONCE):
+        for _ in range(_CALLS_AT_ONCE):
             self._jobs.put(None)
 
     def _exchange(self, request: StepRequest) -> StepResponse:

@@ -34,7 +34,7 @@ def train_command(
     output: Annotated[
         Path | None, typer.Option(help="The .safetensors file to write.", show_default="in the work folder")
     ] = None,
-    prompts: Annotated[int, typer.Option(min=0, max=700, help="Functions to write, from packages.")] = 260,
+    prompts: Annotated[int, typer.Option(min=0, max=700, help="Functions to write, from packages.")] = 240,
     reasoning: Annotated[int, typer.Option(min=0, max=5000, help="Tasks of reasoning-gym.")] = 30,
     max_tokens: Annotated[int, typer.Option(min=16, max=4096, help="Of an answer.")] = 320,
     seed: Annotated[int, typer.Option(min=0, help="Of all randomness.")] = 0,

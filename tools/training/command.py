@@ -19,6 +19,7 @@ from tools.commands.outputs import check_writable
 from tools.deployment import Deployment, load_deployment
 from tools.errors import UserError
 from tools.training.judges import judge_named
+from tools.training.prompts import wording
 from tools.training.recipes import R2R, Citer, CoLLM, Recipe
 from tools.training.stages import PROMPT_TOKENS, DataOptions, Pair, Stages
 from tools.training.training import Target, train_router
@@ -70,6 +71,7 @@ def train(router: str, config: str | None, options: TrainOptions) -> None:
         {
             "format": _FORMAT,
             "models": pair.weights,
+            "wording": wording(),
             "prompts": data.prompts,
             "reasoning": data.reasoning,
             "max_tokens": data.max_tokens,
@@ -105,6 +107,8 @@ def _pair(deployment: Deployment, engines: list[LlamaCppConfig], options: TrainO
     sizes = {}
     for engine in engines:
         header = read_gguf_header(locate_weights(engine.weights))
+        if "tokenizer.ggml.tokens" not in header.arrays:
+            raise ValueError(f"weights: {engine.weights}: has no vocabulary")
         sizes[engine.weights] = header.arrays["tokenizer.ggml.tokens"].length
     if len(set(sizes.values())) > 1:
         raise ValueError(f"models: their vocabularies differ: {sizes}")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,7 +16,16 @@ from tools.evaluation import humaneval, reasoning
 from tools.evaluation.sandbox import Limits
 from tools.training.sources import Function, package_functions
 
-__all__ = ["REASONING_KINDS", "Prompt", "choose_prompts", "code_prompt", "overlaps", "passes", "reasoning_prompts"]
+__all__ = [
+    "REASONING_KINDS",
+    "Prompt",
+    "choose_prompts",
+    "code_prompt",
+    "overlaps",
+    "passes",
+    "reasoning_prompts",
+    "wording",
+]
 
 REASONING_KINDS = ("basic_arithmetic", "chain_sum", "gsm_symbolic", "leg_counting", "letter_counting")
 _REASONING_SEED = 20_000  # of the generators: an evaluation with other seeds has other tasks
@@ -43,7 +53,9 @@ class Prompt:
     @property
     def messages(self) -> list[dict[str, str]]:
         """The conversation."""
-        return (humaneval if self.kind == "code" else reasoning).chat_prompt(self.text)
+        if self.kind == "code":
+            return humaneval.chat_prompt(self.text)
+        return reasoning.chat_prompt(self.text)
 
     @property
     def answer_prefix(self) -> str:
@@ -72,6 +84,12 @@ def passes(prompt: Prompt, answer: str) -> bool:
     final = reasoning.final_answer(answer)
     score: float = _generator(prompt.entry_point).score_answer(answer=final, entry=prompt.entry)
     return score >= 1.0
+
+
+def wording() -> str:
+    """A fingerprint of how tasks are asked and answers end: 16 hex digits."""
+    parts = [humaneval.chat_prompt(""), humaneval.ANSWER_PREFIX, humaneval.STOP_WORDS, reasoning.chat_prompt("")]
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
 def choose_prompts(

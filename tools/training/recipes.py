@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Protocol
@@ -186,7 +188,10 @@ class Citer:
 
     def texts(self, stages: Stages, number: int, before: nn.Module | None) -> Iterator[Text]:
         policy = None if before is None else Confident(before)
-        right = stages.rollouts(number, self.rollouts, policy)
+        # a later round's answers depend on the network of the round before, and that on everything
+        depends_on = json.dumps([self.rollouts, {} if before is None else self.facts()], sort_keys=True)
+        name = f"{number}-{hashlib.sha256(depends_on.encode()).hexdigest()[:8]}"
+        right = stages.rollouts(name, self.rollouts, policy)
 
         def labels(key: str, gold: Ids, slm: Ids, llm: Ids) -> Labels:
             return citer_labels(gold, slm, llm, right.get(key, {}))

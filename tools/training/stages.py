@@ -35,7 +35,7 @@ PROMPT_TOKENS = 400  # of a prompt, at most
 class DataOptions:
     """prompts: functions to write. reasoning: reasoning tasks. max_tokens: of an answer. seed: of all randomness."""
 
-    prompts: int = 260
+    prompts: int = 240
     reasoning: int = 30
     max_tokens: int = 320
     seed: int = 0
@@ -199,9 +199,9 @@ class Stages:
             kept.add(key, {"verdicts": found})
         return {key: {int(at): v for at, v in kept[key]["verdicts"].items()} for key in kept}
 
-    def rollouts(self, number: int, most: int, policy: Policy | None) -> dict[str, dict[int, bool]]:
-        """CITER's round `number` (from 1): of each reference, by position, whether the answer is right that follows
-        from the small model's token where neither model says the gold one. At most `most` positions of a text."""
+    def rollouts(self, name: str, most: int, policy: Policy | None) -> dict[str, dict[int, bool]]:
+        """A round of CITER's, kept under `name`: of each reference, by position, whether the answer that follows from
+        the small model's token is right, where neither model says the gold one. At most `most` positions of a text."""
         self.follow_references()
         prompts = {p.id: p for p in self.prompts}
         keys = [key for key in self.gold if not self.outcomes[key]]
@@ -222,8 +222,8 @@ class Stages:
             return Item(key, "rollouts", self.token_ids(prompts[key]), arguments)
 
         setup = self.pair.slm if policy is None else self.pair.both
-        written = self._records(f"rollouts-{number}", setup, map(item, keys), _keep_branches)
-        kept = self.folder.records(f"rollout-outcomes-{number}")
+        written = self._records(f"rollouts-{name}", setup, map(item, keys), _keep_branches)
+        kept = self.folder.records(f"rollout-outcomes-{name}")
 
         def judge(key: str) -> tuple[str, dict[str, bool]]:
             return key, {
@@ -258,7 +258,7 @@ class Stages:
     def _through(self, stage: str, setup: Setup, items: Sequence[Item], of: int) -> Iterator[tuple[str, Any]]:
         """The results of the items that are left of a stage."""
         if items:
-            with self._progress(stage.replace("-", " along "), of, of - len(items)) as done:
+            with self._progress(stage, of, of - len(items)) as done:
                 for found in self.pool(setup, items):
                     yield found
                     done()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import multiprocessing
 import signal
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
@@ -95,12 +96,15 @@ def _work(pipe: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends us
     torch.set_num_threads(1)
     setup, items = pipe.recv()
-    try:
-        for found in run_here(setup, items):
-            pipe.send(found)
-        pipe.send(None)
-    except Exception as error:
-        pipe.send(f"{type(error).__name__}: {error}")
+    with suppress(ConnectionError):  # the parent is gone
+        try:
+            for found in run_here(setup, items):
+                pipe.send(found)
+            pipe.send(None)
+        except ConnectionError:
+            raise
+        except Exception as error:
+            pipe.send(f"{type(error).__name__}: {error}")
 
 
 def run_here(setup: Setup, items: Sequence[Item]) -> Iterator[tuple[str, Any]]:

@@ -137,4 +137,4 @@ def _wait_until(at_s: float) -> None:
     if (left_s := at_s - _OVERSLEEP_S - time.perf_counter()) > 0:
         time.sleep(left_s)
     while time.perf_counter() < at_s:
-        time.sleep(0)
+        pass

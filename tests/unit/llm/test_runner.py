@@ -12,7 +12,6 @@ import torch
 from python_backends.llm.contract import SamplingParams, SessionOpen, SessionResult, SessionStep, StepRequest
 from python_backends.llm.engines.config import PacedConfig
 from python_backends.llm.engines.paced import PacedEngine, next_token
-from python_backends.llm.joining import joins
 from python_backends.llm.runner import LLMRunner, check_compatible
 from python_backends.llm.sampling import routing_stream, uniform
 from routers import Algorithm, RouterConfig, StepResult
@@ -36,7 +35,7 @@ class Rig:
         opened = [
             SessionOpen(**{"session": s, "prompt_tokens": 2, "limit": 100, **o}) for s, o in (opens or {}).items()
         ]
-        return self.runner.execute([StepRequest(list(steps), opened, **more)])[0].results
+        return self.runner.execute(StepRequest(list(steps), opened, **more)).results
 
     def start(self, *sessions: int, last: int = 1, **opened: Any) -> list[SessionResult]:
         """Open these with the prompt [0, last] and make one step."""
@@ -114,7 +113,7 @@ def test_the_last_token_of_run_ahead_is_not_committed() -> None:
     rig.call(SessionStep(1, 0, [0, 1]), opens={1: {}}, max_steps=3)  # holds 0 1 2 3, has sampled 4
     (rejected,) = rig.call(SessionStep(1, 3, [7]))  # drops 3 as well, another model's 7 instead
     assert rejected.token_ids == [8]
-    (response,) = rig.runner.execute([StepRequest([SessionStep(1, 4, [8])])])
+    response = rig.runner.execute(StepRequest([SessionStep(1, 4, [8])]))
     assert response.stats.kv_tokens == 5 and response.stats.sessions == 1 and response.stats.steps == 1
 
 
@@ -199,6 +198,8 @@ def test_unknown_sessions_and_failed_opens() -> None:
     assert "'nonsense' can't be set" in str(bad_params.error) and "leave_at" in str(bad_params.error)
     assert [r.error for r in rig.start(3, 4)] == [None, "full"]
     assert rig.start(4)[0].error == "full"
+    with pytest.raises(ValueError, match="at most once"):
+        rig.call(SessionStep(1, 2, [2]), SessionStep(1, 2, [2]))
 
 
 def test_free_comes_first_and_hello_frees_everything() -> None:
@@ -206,21 +207,21 @@ def test_free_comes_first_and_hello_frees_everything() -> None:
     rig.start(1, 2)
     (result,) = rig.call(SessionStep(3, 0, [0, 1]), opens={3: {}}, free=[1, 44])
     assert result.token_ids == [2] and rig.engine.freed == [1, 44]
-    (response,) = rig.runner.execute([StepRequest(hello=True)])
+    response = rig.runner.execute(StepRequest(hello=True))
     assert sorted(rig.engine.freed) == [1, 2, 3, 44]
     assert response.stats.sessions == response.stats.kv_tokens == 0
     assert response.facts is not None
     assert (response.facts.name, response.facts.engine, response.facts.eos_token_ids) == ("slm", "fake", (EOS,))
     assert response.facts.samples and response.facts.pid > 0
-    assert rig.runner.execute([StepRequest()])[0].facts is None
+    assert rig.runner.execute(StepRequest()).facts is None
 
 
 def test_a_paced_engine_writes_its_function() -> None:
     engine = PacedEngine(PacedConfig(type="paced", step_ms=0), "slm")
     config = RouterConfig(name="random", params={"p": 0.0})
     runner = LLMRunner("slm", 0, engine, config.router(0, ("slm", "llm")), config)
-    (response,) = runner.execute(
-        [StepRequest([SessionStep(1, 0, [4, 5])], [SessionOpen(1, 2, 100)], max_steps=6, hello=True)]
+    response = runner.execute(
+        StepRequest([SessionStep(1, 0, [4, 5])], [SessionOpen(1, 2, 100)], max_steps=6, hello=True)
     )
     sequence = [4, 5]
     for _ in range(6):
@@ -229,7 +230,7 @@ def test_a_paced_engine_writes_its_function() -> None:
     assert response.results[0].logprobs == [0.0] * 6
     assert response.facts is not None and not response.facts.samples
     hot = SessionOpen(2, 1, 9, SamplingParams(temperature=1.0))
-    (refused,) = runner.execute([StepRequest([SessionStep(2, 0, [1])], [hot])])[0].results
+    (refused,) = runner.execute(StepRequest([SessionStep(2, 0, [1])], [hot])).results
     assert "greedy requests only" in str(refused.error)
 
 
@@ -282,22 +283,22 @@ def test_a_call_that_was_overtaken_is_made_and_opens_nobody_who_has_been_freed()
         SessionStep(7, 0, [0, 5]), SessionStep(8, 0, [0, 6]), opens={7: {}, 8: {}}, number=5, follows=[]
     )
     assert "session 7 is not open" in str(ended.error) and new.token_ids == [7]
-    assert rig.runner.execute([StepRequest(number=7)])[0].stats.sessions == 2
+    assert rig.runner.execute(StepRequest(number=7)).stats.sessions == 2
     assert rig.call(SessionStep(1, 2, [2]), number=8)[0].token_ids == [3]
     assert rig.call(number=9, follows=[1])[0].token_ids == [4]
 
 
-def test_those_of_an_overtaken_call_go_on_too() -> None:
+def test_an_overtaken_call_leaves_those_who_follow_the_other_one() -> None:
     rig = Rig()
     rig.call(SessionStep(1, 0, [0, 1]), opens={1: {}}, number=6)
     rig.call(SessionStep(2, 0, [0, 1]), opens={2: {}}, number=5)
-    assert [r.token_ids for r in rig.call(number=7, follows=[1, 2])] == [[3], [3]]
+    assert [r.token_ids for r in rig.call(number=7, follows=[1, 2])] == [[3], []]
 
 
 def test_a_router_that_says_hello_counts_anew() -> None:
     rig = Rig()
     rig.call(SessionStep(1, 0, [0, 1]), opens={1: {}}, number=6)
-    rig.runner.execute([StepRequest(hello=True)])
+    rig.runner.execute(StepRequest(hello=True))
     rig.call(SessionStep(1, 0, [0, 1]), opens={1: {}}, number=1)
     assert rig.call(number=2, follows=[1])[0].token_ids == [3]
 
@@ -315,58 +316,13 @@ def test_who_is_freed_does_not_follow() -> None:
     assert rig.call(number=2, follows=[1], free=[1]) == [SessionResult()]
 
 
-def _together(rig: Rig, *calls: StepRequest) -> list[list[SessionResult]]:
-    assert all(joins(calls[:n], calls[n]) for n in range(1, len(calls)))
-    return [response.results for response in rig.runner.execute(calls)]
-
-
-def test_calls_that_join_are_one_step() -> None:
-    rig = Rig()
-    rig.call(*(SessionStep(s, 0, [0, 1]) for s in (1, 2)), opens={1: {}, 2: {}}, number=1)
-    made = len(rig.engine.steps)
-    responses = rig.runner.execute(
-        [
-            StepRequest([SessionStep(5, 0, [0, 7, 8])], [SessionOpen(5, 2, 50)], number=2),
-            StepRequest(number=3, follows=[1, 2], free=[2]),
-        ]
-    )
-    assert [[r.token_ids for r in response.results] for response in responses] == [[[9]], [[3], []]]
-    assert rig.engine.steps[made:] == [[SessionStep(5, 0, [0, 7, 8]), SessionStep(1, 2, [2])]]
-    stats = responses[0].stats
-    assert responses[1].stats == stats
-    assert (stats.calls, stats.steps, stats.session_steps, stats.more_tokens) == (2, 1, 2, 2)
-    assert [r.token_ids for r in rig.call(number=4, follows=[5, 1])] == [[10], [4]]
-
-
-def test_who_follows_and_is_brought_by_another_call_of_the_step_has_its_result_there() -> None:
-    rig = Rig()
-    rig.call(SessionStep(1, 0, [0, 1]), opens={1: {}}, number=1)
-    brought, follows = _together(
-        rig, StepRequest([SessionStep(1, 2, [2])], number=2), StepRequest(number=3, follows=[1])
-    )
-    assert [r.token_ids for r in brought] == [[3]]
-    assert follows == [SessionResult(elsewhere=True)]
-    assert rig.call(number=4, follows=[1])[0].token_ids == [4]
-
-
 def test_too_few_sessions_are_not_stepped_and_are_sent_anew() -> None:
     rig = Rig()
     rig.call(SessionStep(1, 0, [0, 1]), opens={1: {}}, number=1)
     made = len(rig.engine.steps)
-    assert (
-        rig.call(SessionStep(2, 0, [0, 5]), opens={2: {}}, number=2, follows=[1], at_least=3) == [SessionResult()] * 2
-    )
+    too_few = rig.call(SessionStep(2, 0, [0, 5]), opens={2: {}}, number=2, follows=[1], at_least=3)
+    assert too_few == [SessionResult()] * 2
     assert rig.call(number=3, follows=[1, 2]) == [SessionResult()] * 2
     assert len(rig.engine.steps) == made
     again = rig.call(SessionStep(2, 0, [0, 5]), SessionStep(1, 2, [2]), number=4, at_least=2)
     assert [r.token_ids for r in again] == [[6], [3]]
-
-
-def test_one_call_that_must_be_made_is_made_with_those_who_join_it() -> None:
-    rig = Rig()
-    first, second = _together(
-        rig,
-        StepRequest([SessionStep(1, 0, [0, 1])], [SessionOpen(1, 1, 50)], number=1, at_least=5),
-        StepRequest([SessionStep(2, 0, [0, 5])], [SessionOpen(2, 1, 50)], number=2),
-    )
-    assert [first[0].token_ids, second[0].token_ids] == [[2], [6]]

@@ -61,7 +61,7 @@ def test_a_hidden_state_that_is_not_finite_fails_its_own_request(tmp_path: Path,
     runner = _runner(_config(tmp_path, algorithm), engine)
     opens = [SessionOpen(s, 1, 100) for s in (1, 2, 3)]
     steps = [SessionStep(s, 0, [t]) for s, t in ((1, 4), (2, 5), (3, 6))]
-    first, second, third = runner.execute([StepRequest(steps, opens)])[0].results
+    first, second, third = runner.execute(StepRequest(steps, opens)).results
     assert first.error is None and first.token_ids == [5]
     assert third.error is None and third.token_ids == [7]
     assert second.error is not None and "hidden state: holds NaN or infinite numbers" in second.error
@@ -74,7 +74,7 @@ def test_logits_that_are_not_finite_fail_their_own_request(tmp_path: Path, algor
     config = RouterConfig() if algorithm == "rstitch" else _config(tmp_path, algorithm)
     runner = _runner(config, engine)
     opens = [SessionOpen(s, 1, 100) for s in (1, 2)]
-    first, second = runner.execute([StepRequest([SessionStep(1, 0, [4]), SessionStep(2, 0, [5])], opens)])[0].results
+    first, second = runner.execute(StepRequest([SessionStep(1, 0, [4]), SessionStep(2, 0, [5])], opens)).results
     assert first.error is None and first.token_ids == [5]
     assert second.error == "the model's logits are not finite"
 
@@ -115,6 +115,6 @@ def test_an_engine_without_what_it_needs_is_refused(
 def test_a_request_with_a_threshold_out_of_range_fails_alone(tmp_path: Path) -> None:
     runner = _runner(_config(tmp_path, "citer"), TellingEngine())
     opens = [SessionOpen(1, 1, 100), SessionOpen(2, 1, 100, router_params={"tau": -0.1})]
-    first, second = runner.execute([StepRequest([SessionStep(1, 0, [4]), SessionStep(2, 0, [5])], opens)])[0].results
+    first, second = runner.execute(StepRequest([SessionStep(1, 0, [4]), SessionStep(2, 0, [5])], opens)).results
     assert first.error is None
     assert second.error is not None and "tau: Input should be greater than or equal to 0, got -0.1" in second.error

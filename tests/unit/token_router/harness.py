@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from python_backends.llm.contract import (
-    CALLS_AT_ONCE,
     LLMFacts,
     SessionOpen,
     SessionResult,
@@ -20,9 +19,8 @@ from python_backends.llm.contract import (
     StepResponse,
     StepStats,
 )
-from python_backends.llm.joining import joins
 from python_backends.token_router.config import RuntimeConfig
-from python_backends.token_router.errors import RequestFailed, TokenRouterError, Unavailable
+from python_backends.token_router.errors import TokenRouterError, Unavailable
 from python_backends.token_router.llm_client import LLMClient
 from python_backends.token_router.responses import Chunk
 from python_backends.token_router.runtime import Runtime
@@ -74,84 +72,13 @@ def token_after(model: str, prefix: Sequence[int]) -> int:
 Route = Callable[[int, int, int], int]  # (rid, position, token) -> destination
 
 
-class QueuedLLM(LLMClient):
-    """An LLM in this process: its calls wait for each other, and join as they do in the real one."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.on_death = lambda: None
-        self.calls: list[tuple[StepRequest, asyncio.Future[StepResponse]]] = []  # under way, in order
-        self._worker: asyncio.Task[None] | None = None
-        self._dead = False
-
-    async def make(self, calls: list[StepRequest]) -> list[StepResponse]:
-        """Make these calls as one step."""
-        raise NotImplementedError
-
-    @property
-    def lost(self) -> bool:
-        return self._dead
-
-    def die(self) -> None:
-        """The process ends, now."""
-        self._dead = True
-        if not self.calls:
-            self.on_death()
-        if self._worker is not None:
-            self._worker.cancel()
-            self._worker = None
-        calls, self.calls = self.calls, []
-
-        def end() -> None:  # soon, not now: whoever sent a call has yet to wait for it
-            for _, answer in calls:
-                if not answer.done():
-                    answer.set_exception(Unavailable(f"model '{self.name}' went down"))
-
-        asyncio.get_running_loop().call_soon(end)
-
-    def close(self) -> None:
-        if self._worker is not None:
-            self._worker.cancel()
-
-    def step(self, request: StepRequest) -> asyncio.Future[StepResponse]:
-        assert len(self.calls) < CALLS_AT_ONCE
-        answer: asyncio.Future[StepResponse] = asyncio.get_running_loop().create_future()
-        self.calls.append((request, answer))
-        if self._worker is None:
-            self._worker = asyncio.ensure_future(self._work())
-        return answer
-
-    async def _work(self) -> None:
-        while self.calls:
-            await asyncio.sleep(0)
-            together = 1
-            requests = [request for request, _ in self.calls]
-            while together < len(requests) and joins(requests[:together], requests[together]):
-                together += 1
-            outcome: list[StepResponse] | RequestFailed
-            try:
-                outcome = await self.make(requests[:together])
-            except RequestFailed as error:
-                outcome = error
-            answers = [answer for _, answer in self.calls[:together]]
-            del self.calls[:together]
-            for i, answer in enumerate(answers):
-                if answer.done():  # nobody waits any more
-                    continue
-                if isinstance(outcome, RequestFailed):
-                    answer.set_exception(outcome)
-                else:
-                    answer.set_result(outcome[i])
-        self._worker = None
-
-
 @dataclass
 class FakeSession:
     opening: SessionOpen
     tokens: list[int] = field(default_factory=list)
 
 
-class FakeLLM(QueuedLLM):
+class FakeLLM(LLMClient):
     """An LLM with a table of sessions, steps that take `step_s`, and any rule as its router.
 
     It refuses what a real engine refuses: a gap, an unknown session, one opened twice, too many sessions.
@@ -160,7 +87,8 @@ class FakeLLM(QueuedLLM):
     def __init__(
         self, name: str, route: Route, step_s: Callable[[], float], max_sessions: int = 32, chunk: int = 8
     ) -> None:
-        super().__init__(name)
+        self.name = name
+        self.on_death = lambda: None
         self.route = route
         self.step_s = step_s
         self.facts = LLMFacts(name, "fake", 0, max_sessions, 4096, chunk, VOCABULARY, (EOS,), samples=True)
@@ -168,16 +96,27 @@ class FakeLLM(QueuedLLM):
         self.batches: list[StepRequest] = []
         self.reloads = 0
         self.reload_fails = False
-        self._stayed: dict[int, int] = {}  # session -> the token that it goes on from
+        self._dead = False
+        self._steps: list[asyncio.Task[StepResponse]] = []  # under way, in order
+        self._stayed: dict[int, int] = {}  # of the last call: session -> the token that it goes on from
+        self._number = 0  # of the last call
+
+    @property
+    def lost(self) -> bool:
+        return self._dead
 
     def die(self) -> None:
-        super().die()
+        """The process ends, now."""
+        self._dead = True
         self.sessions.clear()
+        if not self._steps:
+            self.on_death()
+        for step in self._steps:  # soon, not now: one that was sent just now has yet to begin
+            asyncio.get_running_loop().call_soon(step.cancel)
 
     async def hello(self) -> LLMFacts:
         self._dead = False
         self.sessions.clear()
-        self._stayed.clear()
         return self.facts
 
     async def reload(self) -> None:
@@ -185,59 +124,49 @@ class FakeLLM(QueuedLLM):
             raise Unavailable(f"model '{self.name}' can't be reloaded")
         self.reloads += 1
 
+    def close(self) -> None:
+        pass
+
     def step(self, request: StepRequest) -> asyncio.Future[StepResponse]:
+        assert len(self._steps) < 2
         self.batches.append(request)
-        return super().step(request)
+        before = self._steps[-1] if self._steps else None
+        step = asyncio.ensure_future(self._after(before, request))
+        self._steps.append(step)
+        step.add_done_callback(self._steps.remove)
+        return step
 
-    async def make(self, calls: list[StepRequest]) -> list[StepResponse]:
-        took_s = self.step_s() if any(call.steps or call.follows for call in calls) else 0.0
+    async def _after(self, before: asyncio.Task[StepResponse] | None, request: StepRequest) -> StepResponse:
+        try:
+            if before is not None:
+                await asyncio.wait([before])
+            return await self._step(request)
+        except asyncio.CancelledError:
+            if self._dead:
+                raise Unavailable(f"model '{self.name}' went down") from None
+            raise
+
+    async def _step(self, request: StepRequest) -> StepResponse:
+        took_s = self.step_s() if request.steps or request.follows else 0.0
         await asyncio.sleep(took_s)
-        return self._compute(calls, took_s)
+        if self._dead:  # it died in the very tick in which the step would have ended
+            raise Unavailable(f"model '{self.name}' went down")
+        return self._compute(request, took_s)
 
-    def _compute(self, calls: list[StepRequest], took_s: float) -> list[StepResponse]:
-        for call in calls:
-            for session in call.free:
-                self.sessions.pop(session, None)
-                self._stayed.pop(session, None)
-            for opening in call.opens:
-                assert opening.session not in self.sessions
-                self.sessions[opening.session] = FakeSession(opening)
+    def _compute(self, request: StepRequest, took_s: float) -> StepResponse:
+        for session in request.free:
+            self.sessions.pop(session, None)
+        for opening in request.opens:
+            assert opening.session not in self.sessions
+            self.sessions[opening.session] = FakeSession(opening)
         assert len(self.sessions) <= self.facts.max_sessions
-        steps = [step for call in calls for step in call.steps if step.session in self.sessions]
-        brought = {step.session for call in calls for step in call.steps}
-        assert len(brought) == sum(len(call.steps) for call in calls)
-        for call in calls:
-            going = [s for s in call.follows if s in self._stayed and s not in brought]
-            steps += [SessionStep(s, len(self.sessions[s].tokens), [self._stayed[s]]) for s in going]
-        if len(steps) < min((call.at_least for call in calls if call.steps or call.follows), default=1):
-            for step in steps:
-                self._stayed.pop(step.session, None)
+        assert len({s.session for s in request.steps}) == len(request.steps)
+        stayed = self._stayed if request.number == self._number + 1 else {}
+        self._number = request.number
+        going = [s for s in request.follows if s in stayed and s in self.sessions]
+        steps = [*request.steps, *(SessionStep(s, len(self.sessions[s].tokens), [stayed[s]]) for s in going)]
+        if len(steps) < request.at_least:
             steps = []
-        made = self._steps(steps, calls[0])
-        results = dict(zip((step.session for step in steps), made, strict=True))
-        for session, result in results.items():
-            self._stayed.pop(session, None)
-            if self._stays(session, result):
-                self._stayed[session] = result.token_ids[-1]
-        count = max((len(r.token_ids) or 1 for r in made), default=0)
-        stats = StepStats(
-            compute_ms=took_s * 1000,
-            engine_ms=took_s * 1000,
-            steps=count,
-            sessions=len(self.sessions),
-            session_steps=sum(len(r.token_ids) or 1 for r in made),
-            more_tokens=sum(len(step.token_ids) - 1 for step in steps),
-            calls=len(calls),
-        )
-        return [StepResponse(self._results(call, results, brought), stats) for call in calls]
-
-    def _results(self, call: StepRequest, results: dict[int, SessionResult], brought: set[int]) -> list[SessionResult]:
-        mine = [results.get(step.session, SessionResult()) for step in call.steps]
-        return mine + [
-            SessionResult(elsewhere=True) if s in brought else results.get(s, SessionResult()) for s in call.follows
-        ]
-
-    def _steps(self, steps: list[SessionStep], call: StepRequest) -> list[SessionResult]:
         made: list[SessionResult] = []
         for step in steps:
             session = self.sessions[step.session]
@@ -245,8 +174,8 @@ class FakeLLM(QueuedLLM):
             assert 0 < len(step.token_ids) <= self.facts.prefill_chunk
             session.tokens[step.start :] = step.token_ids
             made.append(SessionResult())
-        may_leave = call.max_leaves
-        for _ in range(call.max_steps):
+        may_leave = request.max_leaves
+        for _ in range(request.max_steps):
             stop = False
             for i, step in enumerate(steps):
                 if made[i].destination != 0:
@@ -264,7 +193,11 @@ class FakeLLM(QueuedLLM):
                 stop = stop or len(prefix) + 1 >= session.opening.limit
             if stop or may_leave < 0:
                 break
-        return made
+        results = dict(zip((step.session for step in steps), made, strict=True))
+        self._stayed = {s: r.token_ids[-1] for s, r in results.items() if self._stays(s, r)}
+        ordered = [results.get(s, SessionResult()) for s in (*(s.session for s in request.steps), *request.follows)]
+        count = max((len(r.token_ids) or 1 for r in made), default=0)
+        return StepResponse(ordered, StepStats(took_s * 1000, took_s * 1000, count, len(self.sessions)))
 
     def _stays(self, session: int, result: SessionResult) -> bool:
         held = self.sessions[session]

@@ -13,7 +13,9 @@ from python_backends.llm.contract import LLMFacts, SessionOpen, SessionStep, Ste
 from python_backends.llm.engines.base import Capacity, Engine, EngineOutput
 from python_backends.llm.runner import LLMRunner
 from python_backends.token_router.config import RuntimeConfig
-from tests.unit.token_router.harness import Deployment, QueuedLLM, Stream
+from python_backends.token_router.errors import RequestFailed
+from python_backends.token_router.llm_client import LLMClient
+from tests.unit.token_router.harness import Deployment, Stream
 
 LINE_ENDS = (1, 2, 3)  # tokens whose text is a line's end
 Logits = Callable[[int, Sequence[int]], torch.Tensor]  # (model, sequence so far) -> FP32 [vocabulary]
@@ -58,25 +60,39 @@ class ScriptedEngine(Engine):
         pass
 
 
-class RunnerLLM(QueuedLLM):
-    """The runner of a scripted engine, with steps that take `step_s`."""
+class RunnerLLM(LLMClient):
+    """An LLM in this process: the runner of a scripted engine, with steps that take `step_s`."""
+
+    lost = False
 
     def __init__(self, name: str, runner: LLMRunner, step_s: float) -> None:
-        super().__init__(name)
+        self.name = name
+        self.on_death = lambda: None
         self._runner = runner
         self._step_s = step_s
+        self._lock = asyncio.Lock()  # first come, first served
 
     async def hello(self) -> LLMFacts:
-        (response,) = self._runner.execute([StepRequest(hello=True)])
-        assert response.facts is not None
-        return response.facts
+        facts = self._runner.execute(StepRequest(hello=True)).facts
+        assert facts is not None
+        return facts
 
-    async def make(self, calls: list[StepRequest]) -> list[StepResponse]:
-        await asyncio.sleep(self._step_s)
-        return self._runner.execute(calls)
+    def step(self, request: StepRequest) -> asyncio.Future[StepResponse]:
+        return asyncio.ensure_future(self._step(request))
+
+    async def _step(self, request: StepRequest) -> StepResponse:
+        async with self._lock:
+            await asyncio.sleep(self._step_s)
+            try:
+                return self._runner.execute(request)
+            except ValueError as error:
+                raise RequestFailed(str(error)) from error
 
     async def reload(self) -> None:
         raise AssertionError("it was not lost")
+
+    def close(self) -> None:
+        pass
 
 
 def scripted_llms(

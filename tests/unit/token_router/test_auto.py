@@ -34,11 +34,10 @@ BEST = {p: solve(Profile(
 class TimedLLM(FakeLLM):
     """Says how long its steps took."""
 
-    async def make(self, calls: list[StepRequest]) -> list[StepResponse]:
-        responses = await super().make(calls)
-        stats = responses[0].stats
-        stats = replace(stats, compute_ms=self.step_s() * 1000 * stats.steps)
-        return [replace(response, stats=stats) for response in responses]
+    async def _step(self, request: StepRequest) -> StepResponse:
+        response = await super()._step(request)
+        steps = max((len(result.token_ids) or 1 for result in response.results), default=0)
+        return replace(response, stats=replace(response.stats, steps=steps, compute_ms=self.step_s() * 1000 * steps))
 
 
 class HereSolver(Solver):

@@ -44,7 +44,7 @@ class Rig:
     def call(self, model: int, sessions: int, compute_s: float, left: dict[int, int]) -> None:
         self.launch(model, sessions)
         self.now += compute_s + 0.001
-        self.foresight.ended(model, sessions, 1, compute_s, left)
+        self.foresight.ended(model, 1, compute_s, left)
         self.scheduler.ended(model)
 
     def launch(self, model: int, sessions: int) -> None:
@@ -130,15 +130,11 @@ def test_what_a_prefill_took_is_no_forecast() -> None:
     rig = Rig(run_ahead=1)
     rig.scheduler.started(SLM)
     rig.foresight.launched(SLM, 2, 1, fresh=True)
-    rig.now += 0.3
-    assert rig.foresight.joins(SLM)  # nor is its end foreseen
-    rig.now += 0.1
-    rig.foresight.ended(SLM, 2, 1, 0.399, {})
+    assert rig.foresight.sends_ahead_at(SLM) is None  # nor is its end foreseen
+    rig.now += 0.4
+    rig.foresight.ended(SLM, 1, 0.399, {})
     rig.launch(SLM, 2)
-    rig.now += 0.0049
-    assert rig.foresight.joins(SLM)
-    rig.now += 0.0002
-    assert not rig.foresight.joins(SLM)
+    assert rig.foresight.sends_ahead_at(SLM) == pytest.approx(rig.now + 0.007 - 0.0028, abs=1e-4)
 
 
 def test_nobody_is_held_for_longer_than_the_cap(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,38 +185,34 @@ def test_a_held_batch_launches_with_those_who_came() -> None:
         (0, 0, False),  # nobody
     ],
 )
-def test_the_next_call_is_sent_while_the_present_one_is_made(waiting: int, follows: int, sent: bool) -> None:
+def test_the_next_call_is_sent_shortly_before_the_present_one_is_over(waiting: int, follows: int, sent: bool) -> None:
     rig = Rig(run_ahead=1)
     rig.launch(SLM, 2)
+    at = rig.foresight.sends_ahead_at(SLM)
+    assert at == pytest.approx(rig.now + 0.007 - 0.0028, abs=1e-4)
     assert rig.foresight.sends_ahead(SLM, waiting, follows) == sent
-    assert not Rig(send_ahead=False).foresight.sends_ahead(SLM, waiting, follows)
+    assert Rig(send_ahead=False).foresight.sends_ahead_at(SLM) is None
 
 
-def test_none_is_sent_ahead_that_would_only_fail_to_reach_b() -> None:
+def test_a_call_does_not_overtake_the_one_sent_just_before() -> None:
+    rig = Rig(run_ahead=1)
+    for _ in range(60):
+        rig.call(SLM, 1, 0.001, {})
+    rig.launch(SLM, 1)
+    assert rig.foresight.sends_ahead_at(SLM) == rig.now + 0.001  # 2.8 ms before the answer would be too early
+
+
+def test_none_is_sent_ahead_while_b_is_not_surely_reached() -> None:
     rig = Rig(run_ahead=1)
     rig.launch(LLM, 3)
     assert not rig.foresight.sends_ahead(LLM, waiting=2, follows=3)  # they all leave
     assert rig.foresight.sends_ahead(LLM, waiting=3, follows=3)
 
 
-def test_a_call_does_not_overtake_the_one_sent_just_before() -> None:
+@pytest.mark.parametrize(("apart_s", "sent"), [(-0.002, False), (0.0, True), (0.005, True)])
+def test_nobody_who_is_about_to_come_misses_the_next_call(apart_s: float, sent: bool) -> None:
+    """The LLM's call is over `apart_s` after the SLM's."""
     rig = Rig(run_ahead=1)
-    rig.launch(SLM, 2)
-    assert rig.foresight.follows_at(SLM) == rig.now + 0.001
-    rig.foresight.launched(SLM, 2, 1, sent_ahead=True)  # it has begun already
-    assert rig.foresight.follows_at(SLM) <= rig.now
-
-
-def test_a_model_alone_runs_ahead_instead() -> None:
-    rig = Rig(run_ahead=8)
-    assert not rig.foresight.sends_ahead(SLM, waiting=0, follows=4)
-    assert rig.foresight.sends_ahead(SLM, waiting=0, follows=3)
-
-
-@pytest.mark.parametrize(("apart_s", "sent"), [(-0.002, True), (0.001, False), (0.005, True)])
-def test_holding_leaves_room_for_those_about_to_come(apart_s: float, sent: bool) -> None:
-    """The LLM's call, of 3 who come back, is over `apart_s` after the SLM's, in which one stays."""
-    rig = Rig(run_ahead=1, hold=True)
     rig.launch(LLM, 3)
     rig.now += 0.022 - apart_s
     rig.launch(SLM, 2)

@@ -22,12 +22,12 @@ class TimedLLM(FakeLLM):
 
     spans: list[tuple[float, float, int]]
 
-    async def make(self, calls: list[StepRequest]) -> list[StepResponse]:
+    async def _step(self, request: StepRequest) -> StepResponse:
         loop = asyncio.get_running_loop()
         began = loop.time()
-        responses = await super().make(calls)
-        self.spans.append((began, loop.time(), sum(len(call.steps) for call in calls)))
-        return responses
+        response = await super()._step(request)
+        self.spans.append((began, loop.time(), len(request.steps)))
+        return response
 
 
 def _serve(batching: dict[str, Any], requests: int = 4, max_tokens: int = 30) -> list[TimedLLM]:

@@ -23,15 +23,15 @@ class FlakyLLM(FakeLLM):
     rng: random.Random
     fails: float
 
-    async def make(self, calls: list[StepRequest]) -> list[StepResponse]:
-        luck = self.rng.random() if any(call.steps or call.follows for call in calls) else 1.0
+    async def _step(self, request: StepRequest) -> StepResponse:
+        luck = self.rng.random() if request.steps or request.follows else 1.0
         if luck < self.fails / 2:
             await asyncio.sleep(0.0003)
             raise RequestFailed("not made")
-        responses = await super().make(calls)
+        response = await super()._step(request)
         if luck < self.fails:
             raise RequestFailed("the answer is lost")
-        return responses
+        return response
 
 
 def _leaves(seed: int, rid: int, position: int, share: float) -> int:
@@ -200,7 +200,7 @@ def test_a_call_sent_ahead_makes_one_step() -> None:
         step = llm.step
 
         def watched(request: StepRequest) -> asyncio.Future[StepResponse]:
-            if llm.calls:
+            if llm._steps:
                 ahead.append(request)
             return step(request)
 
@@ -223,7 +223,7 @@ def test_nothing_is_under_way_when_the_runtime_has_ended() -> None:
         llms = [FakeLLM("slm", lambda *_: 0, lambda: 0.006), FakeLLM("llm", lambda *_: 1, lambda: 0.028)]
         async with Deployment(_config(), llms) as d:
             d.submit(input_ids=[5], max_tokens=400)
-            while sum(len(llm.calls) for llm in llms) < 2:  # one is made, one is sent ahead of its end
+            while sum(len(llm._steps) for llm in llms) < 2:  # one is made, one is sent ahead of its end
                 await asyncio.sleep(0.0005)
         assert asyncio.all_tasks() == {asyncio.current_task()}
 

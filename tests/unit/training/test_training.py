@@ -195,3 +195,18 @@ def test_prompts_that_teach_nothing_are_an_error(tmp_path: Path) -> None:
     work = stages(tmp_path / "work", ScriptedPool(agreeing))
     with pytest.raises(UserError, match=r"0 of the .* tokens of the train prompts need the large model"):
         train_router(CoLLM(), work, Target(), tmp_path / "a.safetensors", VOCAB)
+
+
+def test_a_later_rounds_rollouts_are_made_anew_for_another_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tools.training.training.write_report", lambda *_: None)
+    short = FitOptions(rate=0.02, weight_decay=0, batch=64, epochs=1)
+    pool = ScriptedPool(scripted)
+    made = []
+    for width in (8, 8, 12):
+        before = len(pool.done)
+        recipe = Citer(width=width, rollouts=2, fit=short)
+        train_router(recipe, stages(tmp_path / "work", pool), Target(), tmp_path / "a.safetensors", VOCAB)
+        made.append([kind for kind, _ in pool.done[before:]].count("rollouts"))
+    assert made == [2 * COUNT // 2, 0, COUNT // 2]  # the first round's don't depend on it
