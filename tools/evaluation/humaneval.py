@@ -19,7 +19,7 @@ from tools.evaluation.sandbox import DEFAULT_LIMITS, Limits, Outcome, run
 __all__ = ["ANSWER_PREFIX", "STOP_WORDS", "Problem", "chat_prompt", "extract_code", "problems", "run_tests"]
 
 _DATA = "HumanEval.jsonl.gz"
-# EvalPlus's request. Asked for "the function only" instead, the 0.5B solves half as many (4 of 12 against 8).
+# EvalPlus's request: asked for "the function only" instead, the 0.5B solved fewer of some problems that were tried.
 _REQUEST = "Please provide a self-contained Python script that solves the following problem in a markdown code block:\n"
 # The answer begins inside the code block, so that both models write code at once; it ends with the block, or where
 # the function's tests and examples would follow.

@@ -218,6 +218,33 @@ def test_a_call_sent_ahead_makes_one_step() -> None:
     run(main())
 
 
+def test_a_call_sent_ahead_waits_for_b_like_any_other() -> None:
+    """Six requests, of which a third go to the LLM after each step: most steps reach the SLM's B = 2, not all."""
+
+    async def main() -> None:
+        slm = FakeLLM("slm", lambda rid, at, _: int((at * 7 + rid * 13) % 3 == 0), lambda: 0.006)
+        llm = FakeLLM("llm", lambda *_: 1, lambda: 0.028)
+        sizes: list[int] = []
+        compute = slm._compute
+
+        def watched(request: StepRequest, took_s: float) -> StepResponse:
+            response = compute(request, took_s)
+            made = sum(bool(result.token_ids) for result in response.results)
+            if request.at_least > 1:
+                sizes.append(made)
+            return response
+
+        slm._compute = watched  # type: ignore[method-assign]
+        async with Deployment(_config(threshold=[2, 3], max_wait_ms=1e6), [slm, llm]) as d:
+            streams = [d.submit(input_ids=[5], max_tokens=200)[1] for _ in range(6)]
+            await asyncio.gather(*(s.done.wait() for s in streams))
+            await d.settled()
+        assert 1 not in sizes
+        assert sizes.count(0) > 5 and sum(size > 1 for size in sizes) > 20
+
+    run(main())
+
+
 def test_nothing_is_under_way_when_the_runtime_has_ended() -> None:
     async def main() -> None:
         llms = [FakeLLM("slm", lambda *_: 0, lambda: 0.006), FakeLLM("llm", lambda *_: 1, lambda: 0.028)]
