@@ -50,7 +50,7 @@ def main(
     stem = "-".join(["runtime", *(only or ())])  # some of the cases don't take the place of all
     (output / f"{stem}.json").write_text(json.dumps({"took_s": took_s, **figures}, indent=1) + "\n")
     (output / f"{stem}.md").write_text(page)
-    for path in (output / f"{stem}.json", output / f"{stem}.md", *plots(results, output)):
+    for path in (output / f"{stem}.json", output / f"{stem}.md", *plots(results, output, stem)):
         console.print(f"wrote {path}")
     console.print(f"took {took_s:.0f} s")
 

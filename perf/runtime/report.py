@@ -59,8 +59,8 @@ def _number(value: float | None, digits: int = 1) -> str:
     return "" if value is None else f"{value:.{digits}f}"
 
 
-def plots(results: Mapping[str, Sequence[Row]], folder: Path) -> list[Path]:
-    """A PNG for each case that was run."""
+def plots(results: Mapping[str, Sequence[Row]], folder: Path, stem: str) -> list[Path]:
+    """A PNG for each case that was run: FOLDER/STEM_CASE.png."""
     folder.mkdir(parents=True, exist_ok=True)
     drawn = []
     for case, rows in results.items():
@@ -75,7 +75,7 @@ def plots(results: Mapping[str, Sequence[Row]], folder: Path) -> list[Path]:
         axes.set_title(TITLES[case])
         axes.legend()
         axes.grid(alpha=0.3)
-        drawn.append(folder / f"runtime_{case}.png")
+        drawn.append(folder / f"{stem}_{case}.png")
         figure.savefig(drawn[-1], dpi=110)
     return drawn
 
