@@ -113,7 +113,7 @@ P, C = "--matrix-p [[0.65,0.35],[1,0]]", "--matrix-c [[1,0],[1,0]]"
     ("line", "says"),
     [
         ("", "give a profile's file, or --algorithm"),
-        ("--algorithm r3r", "--algorithm: 'r3r' must be one of citer,"),
+        ("--algorithm r3r", "--algorithm: 'r3r' must be one of bild, citer,"),
         ("--algorithm r2r --p 1.5 --latency-ms 6 28", "--p: 1.5 must be from 0 to 1"),
         ("--algorithm r2r --latency-ms 6 28", "--p: not given"),
         ("--algorithm r2r --p 0.3 --latency-ms 6", r"--latency-ms: got \[6.0\]; must be 2 numbers above 0"),
