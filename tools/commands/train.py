@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -18,6 +18,17 @@ class _Router(str, Enum):
     r2r = "r2r"
     citer = "citer"
     co_llm = "co_llm"
+
+
+# options that mean something to some algorithms only
+_ONLY_OF = {
+    "judge": ("r2r",),
+    "judge_model": ("r2r",),
+    "width": ("r2r", "citer"),
+    "rounds": ("citer",),
+    "rollouts": ("citer",),
+    "marginal": ("co_llm",),
+}
 
 
 def train_command(
@@ -37,7 +48,7 @@ def train_command(
     prompts: Annotated[int, typer.Option(min=0, max=700, help="Functions to write, from packages.")] = 240,
     reasoning: Annotated[int, typer.Option(min=0, max=5000, help="Tasks of reasoning-gym.")] = 30,
     max_tokens: Annotated[int, typer.Option(min=16, max=4096, help="Of an answer.")] = 320,
-    seed: Annotated[int, typer.Option(min=0, help="Of all randomness.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of all randomness.")] = 0,
     recall: Annotated[
         float | None,
         typer.Option(min=0.01, max=1, help="Threshold: this share of the tokens that need it.", show_default="0.95"),
@@ -46,8 +57,11 @@ def train_command(
         float | None, typer.Option(min=0, max=1, help="Instead: this share of all tokens goes to the large model.")
     ] = None,
     judge: Annotated[
-        str, typer.Option(help="r2r: tests, continuation, or the http:// URL of an OpenAI-compatible API.")
-    ] = "tests",
+        str | None,
+        typer.Option(
+            help="r2r: tests, continuation, or the http:// URL of an OpenAI-compatible API.", show_default="tests"
+        ),
+    ] = None,
     judge_model: Annotated[str | None, typer.Option(help="r2r: the model that judges at the URL.")] = None,
     width: Annotated[
         int | None,
@@ -55,8 +69,13 @@ def train_command(
             min=8, max=4096, help="r2r, citer: of the network.", show_default="r2r: 128; citer: the hidden size"
         ),
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, max=10, help="citer: rounds of labels and fit.")] = 2,
-    rollouts: Annotated[int, typer.Option(min=0, max=1000, help="citer: most roll-outs of a text in a round.")] = 4,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, max=10, help="citer: rounds of labels and fit.", show_default="2")
+    ] = None,
+    rollouts: Annotated[
+        int | None,
+        typer.Option(min=0, max=1000, help="citer: most roll-outs of a text in a round.", show_default="4"),
+    ] = None,
     marginal: Annotated[bool, typer.Option(help="co_llm: then fit the marginal likelihood.")] = False,
     epochs: Annotated[int, typer.Option(min=1, max=10_000, help="Of a fit, at most.")] = 50,
     processes: Annotated[int, typer.Option(min=1, max=64, help="That run the models, with one thread each.")] = 2,
@@ -67,6 +86,20 @@ def train_command(
         raise UserError("--recall and --llm-share: give one of them")
     if prompts + reasoning < 8:
         raise UserError(f"--prompts: got {prompts}; with --reasoning {reasoning} there must be 8 or more")
+    values: dict[str, Any] = {
+        "judge": judge,
+        "judge_model": judge_model,
+        "width": width,
+        "rounds": rounds,
+        "rollouts": rollouts,
+        "marginal": marginal or None,
+    }
+    given = {name: value for name, value in values.items() if value is not None}
+    for name in given:
+        if router.value not in _ONLY_OF[name]:
+            raise UserError(
+                f"--{name.replace('_', '-')}: only of {', '.join(_ONLY_OF[name])}; the router is {router.value}"
+            )
     from tools.training.command import TrainOptions, train
     from tools.training.stages import DataOptions
     from tools.training.training import Target
@@ -76,14 +109,9 @@ def train_command(
         output=output,
         data=DataOptions(prompts, reasoning, max_tokens, seed),
         target=Target(0.95 if recall is None and llm_share is None else recall, llm_share),
-        judge=judge,
-        judge_model=judge_model,
-        width=width,
-        rounds=rounds,
-        rollouts=rollouts,
-        marginal=marginal,
         epochs=epochs,
         processes=processes,
         sessions=sessions,
+        **given,
     )
     train(router.value, config, options)

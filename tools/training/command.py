@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
 from python_backends.llm.catalog import WeightsError, locate_tokenizer, locate_weights, weights_name
+from python_backends.llm.engines.base import EngineError
 from python_backends.llm.engines.config import LlamaCppConfig
 from python_backends.llm.engines.embedding_rows import EmbeddingRows
 from python_backends.llm.gguf_header import read_gguf_header
@@ -18,6 +20,7 @@ from python_backends.token_router.tokenizer import Tokenizer
 from tools.commands.outputs import check_writable
 from tools.deployment import Deployment, load_deployment
 from tools.errors import UserError
+from tools.evaluation.sandbox import SandboxError
 from tools.training.judges import judge_named
 from tools.training.prompts import wording
 from tools.training.recipes import R2R, Citer, CoLLM, Recipe
@@ -58,6 +61,9 @@ class TrainOptions:
 def train(router: str, config: str | None, options: TrainOptions) -> None:
     """Raises UserError for what a user can put right."""
     console = Console(highlight=False)
+    output = options.output or options.work / f"{router}.safetensors"
+    if output.suffix != ".safetensors":
+        raise UserError(f"--output: got {output}; must end with .safetensors")
     deployment = load_deployment(config)
     engines = _engines(deployment)
     recipe = _recipe(router, engines[0], options)
@@ -78,13 +84,13 @@ def train(router: str, config: str | None, options: TrainOptions) -> None:
             "seed": data.seed,
         },
     )
-    output = options.output or options.work / f"{router}.safetensors"
-    if output.suffix != ".safetensors":
-        raise UserError(f"--output: got {output}; must end with .safetensors")
     check_writable("--output", output)
     stages = Stages(folder, pair, data, Processes(options.processes), console)
     try:
-        facts = train_router(recipe, stages, options.target, output, vocab_size)
+        with folder.alone():
+            facts = train_router(recipe, stages, options.target, output, vocab_size)
+    except SandboxError as error:
+        raise UserError(f"train: {error}") from error
     except KeyboardInterrupt:
         raise UserError("interrupted; the same command goes on where it stopped") from None
     _print(facts, output, console)
@@ -124,6 +130,10 @@ def _pair(deployment: Deployment, engines: list[LlamaCppConfig], options: TrainO
     ]
     weights = (weights_name(engines[0].weights), weights_name(engines[1].weights))
     tokenizer = Tokenizer(locate_tokenizer(deployment.tokenizer))
+    try:
+        tokenizer.encode_chat([{"role": "user", "content": "?"}])
+    except ValueError as error:
+        raise ValueError(f"tokenizer: {deployment.tokenizer}: prompts are asked as a conversation: {error}") from error
     return Pair(weights, (sections[0], sections[1]), tokenizer), next(iter(sizes.values()))
 
 
@@ -131,7 +141,12 @@ def _recipe(router: str, slm: LlamaCppConfig, options: TrainOptions) -> Recipe:
     recipe: Recipe
     if router == "r2r":
         judge = judge_named(options.judge, options.judge_model)
-        recipe = R2R(EmbeddingRows(locate_weights(slm.weights)), judge)
+        embed = EmbeddingRows(locate_weights(slm.weights))
+        try:
+            embed(torch.zeros(1, dtype=torch.int64))  # a file without them is known before the labels are made
+        except EngineError as error:
+            raise UserError(str(error)) from error
+        recipe = R2R(embed, judge)
         recipe = recipe if options.width is None else replace(recipe, width=options.width)
     elif router == "citer":
         recipe = Citer(options.width, options.rollouts, options.rounds)

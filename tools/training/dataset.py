@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from tools.training.labels import Labels
+from tools.training.prompts import Prompt, grams
 
 __all__ = ["Split", "Text", "Tokens", "split_of", "tokens_of"]
 
@@ -75,14 +76,33 @@ class Tokens:
         return torch.from_numpy(np.flatnonzero((self.split == split) & used))
 
 
-def split_of(prompts: Sequence[str], seed: int) -> dict[str, Split]:
-    """Each prompt's part, at random; a prompt's tokens are never in two."""
-    order = sorted(prompts)
-    random.Random(seed).shuffle(order)
-    train, held_out = round(_SHARES[0] * len(order)), round((_SHARES[0] + _SHARES[1]) * len(order))
-    parts = {prompt: Split.TRAIN for prompt in order}
-    parts |= {prompt: Split.HELD_OUT for prompt in order[train:held_out]}
-    return parts | {prompt: Split.TEST for prompt in order[held_out:]}
+def split_of(prompts: Sequence[Prompt], seed: int) -> dict[str, Split]:
+    """Each prompt's part, at random. A prompt's tokens are never in two, nor are functions whose texts share ten
+    words in a row: packages have several versions of one function."""
+    groups = _alike(prompts)
+    random.Random(seed).shuffle(groups)
+    train, held_out = _SHARES[0] * len(prompts), (_SHARES[0] + _SHARES[1]) * len(prompts)
+    parts: dict[str, Split] = {}
+    for group in groups:
+        part = Split.TRAIN if len(parts) < train else Split.HELD_OUT if len(parts) < held_out else Split.TEST
+        parts |= dict.fromkeys(group, part)
+    return parts
+
+
+def _alike(prompts: Sequence[Prompt]) -> list[list[str]]:
+    """The prompts' ids, those of functions that are alike together."""
+    group_of: dict[tuple[str, ...], list[str]] = {}  # by ten words in a row
+    groups: list[list[str]] = []
+    for prompt in sorted(prompts, key=lambda p: p.id):
+        words = set(grams(prompt.text)) if prompt.kind == "code" else set()
+        merged = [prompt.id]
+        for group in {id(g): g for w in words if (g := group_of.get(w)) is not None}.values():
+            merged += group
+            groups.remove(group)
+            group_of |= {w: merged for w, g in group_of.items() if g is group}
+        group_of |= dict.fromkeys(words, merged)
+        groups.append(merged)
+    return groups
 
 
 def tokens_of(texts: Iterable[Text], split: Mapping[str, Split]) -> Tokens:

@@ -14,7 +14,19 @@ from routers.rstitch import normalized_entropy
 from tools.training.lockstep import Ask, Job, Row
 from tools.training.statements import next_statement
 
-__all__ = ["TOP_LOGITS", "Answer", "Branch", "Followed", "Policy", "Text", "answer", "branches", "follow", "rollouts"]
+__all__ = [
+    "TOP_LOGITS",
+    "Answer",
+    "Branch",
+    "Followed",
+    "Policy",
+    "Text",
+    "answer",
+    "branches",
+    "first_statement",
+    "follow",
+    "rollouts",
+]
 
 TOP_LOGITS = 100  # what the R2R network reads
 Policy = Callable[[torch.Tensor], bool]
@@ -151,6 +163,15 @@ def branches(
             row = yield Ask(start + len(token_ids) - 1, token_ids[-1:])
             token_ids.append(int(_asked(row).logits.argmax()))
     return found
+
+
+def first_statement(given: Sequence[int], position: int, code: bool, text: Text) -> Sequence[int]:
+    """The tokens of an answer from a position to the end of its next statement: where a branch from there ends."""
+    line = text.of(given[:position]).rpartition("\n")[2]
+    for end in range(position + 1, len(given)):
+        if next_statement(line + text.of(given[position:end]), code, ended=False) is not None:
+            return given[position:end]
+    return given[position:]
 
 
 def rollouts(

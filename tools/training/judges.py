@@ -6,9 +6,9 @@ Where the next statement came out the same but for its form, it didn't, whoever 
 
 from __future__ import annotations
 
+import http.client
 import json
 import re
-import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -23,8 +23,8 @@ DROPPED = -1  # no verdict: the token is left out of the training data
 
 @dataclass(frozen=True)
 class Case:
-    """before: the answer up to the token. original, branch: what followed it from either choice, with the same number
-    of statements or to the end. passed: whether the original answer is right."""
+    """before: the answer up to the token. original, branch: what followed it from either choice, to the end of the
+    statement, or of a right answer where the judge wants it whole. passed: whether the original answer is right."""
 
     prompt: Prompt
     before: str
@@ -76,8 +76,12 @@ class LLMJudge:
 
     url: str
     model: str
-    name: str = "llm"
     whole: bool = False
+
+    @property
+    def name(self) -> str:
+        """With the model's: one's verdicts are not another's."""
+        return f"llm-{re.sub(r'[^A-Za-z0-9._-]', '-', self.model)}"
 
     def __call__(self, case: Case) -> int:
         content = _QUESTION.format(task=case.prompt.text, before=case.before, one=case.original, two=case.branch)
@@ -92,7 +96,7 @@ class LLMJudge:
             with urllib.request.urlopen(request, timeout=120) as response:
                 reply: Any = json.load(response)
             text = str(reply["choices"][0]["message"]["content"])
-        except (urllib.error.URLError, OSError, ValueError, LookupError, TypeError) as error:
+        except (http.client.HTTPException, OSError, ValueError, LookupError, TypeError) as error:
             raise UserError(f"--judge: {self.url} gave no verdict: {error}") from error
         found = re.match(r"\s*([01])\b", text)
         return int(found.group(1)) if found else DROPPED
@@ -100,10 +104,11 @@ class LLMJudge:
 
 def judge_named(name: str, model: str | None) -> Judge:
     """The judge of that name, or at that URL. Raises UserError that says what is allowed."""
-    if name == "tests":
-        return TestsJudge()
-    if name == "continuation":
-        return ContinuationJudge()
+    judges: dict[str, Judge] = {"tests": TestsJudge(), "continuation": ContinuationJudge()}
+    if name in judges:
+        if model is not None:
+            raise UserError(f"--judge-model: got '{model}'; only with a URL as --judge, which is '{name}'")
+        return judges[name]
     if re.fullmatch(r"https?://\S+", name):
         if not model:
             raise UserError("--judge-model: must name the model that judges at the URL of --judge")

@@ -21,6 +21,7 @@ __all__ = [
     "Prompt",
     "choose_prompts",
     "code_prompt",
+    "grams",
     "overlaps",
     "passes",
     "reasoning_prompts",
@@ -162,11 +163,12 @@ def overlaps(functions: Iterable[Function]) -> set[str]:
     """The ids of the functions that could be one of HumanEval's: the name is one of its entry points, or the
     docstrings share `_NGRAM_WORDS` words in a row."""
     names = {problem.entry_point for problem in humaneval.problems()}
-    known = {gram for problem in humaneval.problems() for gram in _grams(problem.prompt)}
-    return {f.id for f in functions if f.name in names or not known.isdisjoint(_grams(f.doc))}
+    known = {gram for problem in humaneval.problems() for gram in grams(problem.prompt)}
+    return {f.id for f in functions if f.name in names or not known.isdisjoint(grams(f.doc))}
 
 
-def _grams(text: str) -> Iterator[tuple[str, ...]]:
+def grams(text: str) -> Iterator[tuple[str, ...]]:
+    """Every `_NGRAM_WORDS` words in a row."""
     words: Sequence[str] = re.findall(r"\w+", text.lower())
     return zip(*(words[i:] for i in range(_NGRAM_WORDS)), strict=False)
 

@@ -16,6 +16,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tools.errors import UserError
+
 __all__ = ["PACKAGES", "STDLIB_MODULES", "Function", "functions_of", "package_functions"]
 
 PACKAGES = ("algorithms", "boltons", "inflection", "more-itertools", "pydash", "toolz")
@@ -46,13 +48,13 @@ class Function:
 def package_functions() -> Iterator[Function]:
     """Those of `PACKAGES` and `STDLIB_MODULES`, in a fixed order.
 
-    Raises ValueError with the name of a package that isn't installed.
+    Raises UserError with the name of a package that isn't installed.
     """
     for package in PACKAGES:
         try:
             files = importlib.metadata.files(package) or []
         except importlib.metadata.PackageNotFoundError:
-            raise ValueError(f"the package {package} is not installed: install tokenrouter[train]") from None
+            raise UserError(f"train: needs the package {package} (pip install -e '.[train]')") from None
         for file in sorted(files):
             if file.suffix == ".py" and "test" not in file.parts[-1] and file.parts[-1] != "__init__.py":
                 module = ".".join(file.with_suffix("").parts)

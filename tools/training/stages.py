@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from python_backends.token_router.tokenizer import Tokenizer
-from tools.training.jobs import Answer, Branch, Followed, Policy, Text
+from tools.training.jobs import Answer, Branch, Followed, Policy, Text, first_statement
 from tools.training.judges import Case, Judge
 from tools.training.labels import mismatches
 from tools.training.prompts import Prompt, choose_prompts, passes
@@ -183,15 +183,17 @@ class Stages:
         kept = self.folder.records(f"verdicts-{judge.name}")
 
         def decide(prompt: Prompt) -> tuple[str, dict[str, int]]:
-            given = self.answers[prompt.id]["token_ids"]
+            given, passed = self.answers[prompt.id]["token_ids"], self.outcomes[prompt.id]
+            whole, text = judge.whole and passed, self.text(prompt)
             found = {}
             for branch in branches[prompt.id]["branches"]:
-                at, token_ids = branch["position"], branch["token_ids"]
-                original = given[at:] if branch["whole"] else given[at : at + len(token_ids)]
-                case = Case(
-                    prompt, self.read(given[:at]), self.read(original), self.read(token_ids), self.outcomes[prompt.id]
-                )
-                found[str(at)] = 0 if branch["equal"] else judge(case)
+                at = branch["position"]
+                if branch["equal"]:
+                    found[str(at)] = 0
+                    continue
+                original = given[at:] if whole else first_statement(given, at, prompt.kind == "code", text)
+                before, one, two = map(self.read, (given[:at], original, branch["token_ids"]))
+                found[str(at)] = judge(Case(prompt, before, one, two, passed))
             return prompt.id, found
 
         left = [p for p in self.prompts if p.id not in kept]

@@ -50,7 +50,7 @@ def train_router(recipe: Recipe, stages: Stages, target: Target, output: Path, v
     """
     began, seed = time.monotonic(), stages.options.seed
     before: torch.nn.Module | None = None
-    split = split_of([p.id for p in stages.prompts], seed)
+    split = split_of(stages.prompts, seed)
     for number in range(1, recipe.rounds + 1):
         tokens = tokens_of(recipe.texts(stages, number, before), split)
         _check(tokens)

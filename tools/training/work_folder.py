@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,17 @@ class WorkFolder:
                 f"--work: {path} was begun with {name} = {found.get(name)!r}, not {wanted.get(name)!r}; give those"
                 " options, or another folder"
             )
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """While it is worked in. Raises UserError when another process does so: each would drop the line that the other
+        one is writing. The lock is the kernel's and ends with its process."""
+        with (self.path / _OPTIONS).open("r+b") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(f"--work: another `tokenrouter train` works in {self.path}; wait for its end") from None
+            yield
 
     def records(self, name: str) -> Records:
         """The records of a stage."""

@@ -85,6 +85,14 @@ def test_a_branch_that_ends_the_answer_at_once_is_whole() -> None:
     assert (found.token_ids, found.equal, found.whole) == ([EOS], False, True)
 
 
+@pytest.mark.parametrize(
+    ("position", "wanted"), [(0, "total = 1\n"), (8, "1\n"), (9, "\n"), (10, "# so\n\nreturn 1"), (14, "\n\nreturn 1")]
+)
+def test_the_statement_of_an_answer_is_cut_where_a_branch_would_be(position: int, wanted: str) -> None:
+    given = ids("total = 1\n# so\n\nreturn 1")
+    assert bytes(jobs.first_statement(given, position, True, texts())) == wanted.encode()
+
+
 def test_branches_prefill_the_answer_once() -> None:
     engine = ScriptedEngine(_completes)
     given = [*ids("total = 1\nreturn total\n"), EOS]

@@ -16,7 +16,7 @@ from tools.errors import UserError
 from tools.evaluation import humaneval, reasoning
 from tools.training.judges import Case, LLMJudge, TestsJudge, judge_named
 from tools.training.prompts import Prompt, code_prompt, overlaps, passes, reasoning_prompts
-from tools.training.sources import Function, functions_of
+from tools.training.sources import Function, functions_of, package_functions
 
 SOURCE = '''
 import math
@@ -89,6 +89,12 @@ def decorated_one(n):
 @pytest.fixture
 def functions() -> dict[str, Function]:
     return {f.name: f for f in functions_of(SOURCE, "math")}  # a module that is there, for the doctests
+
+
+def test_a_package_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tools.training.sources.PACKAGES", ("no-such-package",))
+    with pytest.raises(UserError, match="needs the package no-such-package"):
+        list(package_functions())
 
 
 def test_only_functions_that_mean_something_by_themselves_are_asked_for(functions: dict[str, Function]) -> None:
@@ -217,14 +223,15 @@ def test_a_judge_that_cannot_be_reached_is_an_error_that_names_it() -> None:
         LLMJudge(url, "big")(case("", True))
     with api({}, status=500) as (url, _), pytest.raises(UserError, match="gave no verdict: HTTP Error 500"):
         LLMJudge(url, "big")(case("", True))
-    with pytest.raises(UserError, match="gave no verdict"):
-        LLMJudge(url, "big")(case("", True))
+    for nowhere in (url, "http://judge:port/v1"):
+        with pytest.raises(UserError, match="gave no verdict"):
+            LLMJudge(nowhere, "big")(case("", True))
 
 
 def test_judges_by_name() -> None:
     assert judge_named("tests", None).whole
     assert not judge_named("continuation", None).whole
-    assert judge_named("https://judge/v1", "big").name == "llm"
+    assert judge_named("https://judge/v1", "org/big").name == "llm-org-big"
     with pytest.raises(UserError, match="--judge: got 'oracle'; must be tests, continuation, or"):
         judge_named("oracle", None)
     with pytest.raises(UserError, match="--judge-model"):

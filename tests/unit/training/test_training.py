@@ -19,7 +19,7 @@ from tests.unit.training.fakes import VOCAB, CharacterTokenizer, ScriptedPool
 from tools.errors import UserError
 from tools.training.fitting import FitOptions
 from tools.training.jobs import Answer, Branch, Followed
-from tools.training.judges import ContinuationJudge, Judge, TestsJudge
+from tools.training.judges import Case, ContinuationJudge, Judge, TestsJudge
 from tools.training.prompts import Prompt
 from tools.training.recipes import R2R, Citer, CoLLM, Recipe
 from tools.training.stages import DataOptions, Pair, Stages
@@ -116,7 +116,8 @@ def test_what_the_algorithms_share_is_made_once(tmp_path: Path, monkeypatch: pyt
     assert made.count("rollouts") == 2 * references
 
 
-@pytest.mark.parametrize("after", [0, 3, 2 * COUNT + 5, 3 * COUNT + 3, 4 * COUNT + 5])
+# in the answers, the texts along them, along the references, each round's roll-outs; and when all is done
+@pytest.mark.parametrize("after", [3, COUNT + 3, 2 * COUNT + 5, 3 * COUNT + 3, 3 * COUNT + 15, 4 * COUNT])
 def test_an_interrupted_training_goes_on_and_ends_as_if_it_had_not_been(
     tmp_path: Path, after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,6 +181,19 @@ def test_verdicts(tmp_path: Path, judge: Judge, even: set[int], odd: set[int]) -
     assert {v for n in range(0, COUNT, 2) for v in found[f"m:f{n}"].values()} == even
     assert {v for n in range(1, COUNT, 2) for v in found[f"m:f{n}"].values()} == odd
     assert set(found["m:f1"]) == {2, 3}
+
+
+def test_a_judge_of_statements_sees_each_choice_to_the_end_of_its_own(tmp_path: Path) -> None:
+    seen: list[Case] = []
+
+    class Recorder(ContinuationJudge):
+        def __call__(self, case: Case) -> int:
+            seen.append(case)
+            return 1
+
+    stages(tmp_path, ScriptedPool(scripted)).verdicts(Recorder())
+    (case,) = [c for c in seen if c.prompt.id == "m:f0"]
+    assert (case.before, case.original, case.branch) == ("def", " f0():\n", WRONG)
 
 
 def test_prompts_that_teach_nothing_are_an_error(tmp_path: Path) -> None:

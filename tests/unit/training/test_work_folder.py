@@ -51,6 +51,16 @@ def test_other_options_are_refused_by_name(tmp_path: Path) -> None:
     WorkFolder(tmp_path, OPTIONS)
 
 
+def test_one_training_at_a_time_works_in_a_folder(tmp_path: Path) -> None:
+    for _ in range(2):
+        with (
+            WorkFolder(tmp_path, OPTIONS).alone(),
+            pytest.raises(UserError, match=r"--work: another .* works in"),
+            WorkFolder(tmp_path, OPTIONS).alone(),
+        ):
+            pass
+
+
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("mine")
     with pytest.raises(UserError, match="isn't empty"):
