@@ -94,6 +94,8 @@ def decode_request(wire: Wire) -> StepRequest:
         raise ValueError(f"max_steps: {max_steps}; allowed: 1 or more")
     if max_leaves < 0:
         raise ValueError(f"max_leaves: {max_leaves}; allowed: 0 or more")
+    if at_least < 1:
+        raise ValueError(f"at_least: {at_least}; allowed: 1 or more")
     at_follows = _REQUEST_HEADER + 4 * n
     at_free = at_follows + follows
     at_tokens = at_free + frees

@@ -41,7 +41,7 @@ requests = st.builds(
     ids,
     ids,
     token_lists,
-    ids,
+    st.integers(1, 2**31 - 1),
     st.booleans(),
 )
 sampled = st.lists(st.tuples(ids, st.floats(width=32, allow_nan=False)), max_size=4)
@@ -80,6 +80,7 @@ def test_a_response_comes_through(response: StepResponse) -> None:
         (0, 2, "header: begins with \\[2\\]; this end speaks version 4"),
         (1, 0, "max_steps: 0; allowed: 1 or more"),
         (2, -1, "max_leaves: -1; allowed: 0 or more"),
+        (4, 0, "at_least: 0; allowed: 1 or more"),
         (8, 2, "length: 17 values; the header counts 16"),
         (12, 2, "tokens: there are 3; the sessions count 2"),
         (9, 9, "length: 17 values; the header counts 20"),
