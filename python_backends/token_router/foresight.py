@@ -27,7 +27,7 @@ __all__ = ["Allowance", "Foresight"]
 
 _SMOOTHING = 0.2  # of the newest call in the forecasts
 _MARGIN_S = 0.001  # run-ahead ends this long before another model, so that what leaves is there in time
-_LEAD_S = 0.0028  # a call is sent this long before the present one's answer is expected: there and back it's on its way
+_LEAD_S = 0.0028  # before the present call's answer is expected: that answer's way here, and the next call's way there
 _BEGINS_S = 0.001  # so long after a call was sent, the next one doesn't overtake it any more
 _FOLLOWS = 0.5  # sessions: with fewer expected to stay, and nobody waiting, no call is sent ahead
 _LATE_S = 0.0005  # how much later than forecast a call may end before nobody is held for it any more

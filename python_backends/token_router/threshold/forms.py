@@ -13,8 +13,6 @@ from typing import NamedTuple
 
 __all__ = ["ALGORITHMS", "Form", "citer", "co_llm", "form", "me", "r2r", "random", "rstitch", "single"]
 
-_SUM_TOLERANCE = 1e-6
-
 
 class Form(NamedTuple):
     """P and C, M x M."""
