@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from python_backends.token_router.tokenizer import Tokenizer
 from tools.commands.eval import told
 from tools.deployment import Deployment
 from tools.errors import UserError
@@ -53,6 +54,25 @@ def test_the_question_of_a_refused_request_is_named(
     long = SPEC.model_copy(update={"max_tokens": 100_000})
     with pytest.raises(UserError, match=r"^the server refused a question: chain_sum/\d: max_tokens: 100000"), told():
         evaluate(long, tiny_deployment, {}, None, tiny_server.grpc_url, tmp_path, CONSOLE)
+
+
+def test_a_question_that_fails_stops_no_other(
+    tiny_deployment: Deployment, tiny_server: RunningServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode_chat = Tokenizer.encode_chat
+    lengths = []
+
+    def too_long_at_first(self: Tokenizer, messages: list[dict[str, str]], begun: str = "") -> list[int]:
+        lengths.append(len(messages))
+        return [1] * 100_000 if len(lengths) == 1 else encode_chat(self, messages, begun)
+
+    monkeypatch.setattr(Tokenizer, "encode_chat", too_long_at_first)
+    with pytest.raises(UserError, match=r"^the server refused a question: chain_sum/\d: input_ids: .*"), told():
+        evaluate(SPEC, tiny_deployment, {}, None, tiny_server.grpc_url, tmp_path, CONSOLE)
+    (path,) = tmp_path.glob("*.jsonl")
+    assert len(path.read_text().splitlines()) == 1 + 2
+    evaluate(SPEC, tiny_deployment, {}, None, tiny_server.grpc_url, tmp_path, CONSOLE)  # asks what is missing
+    assert len(path.read_text().splitlines()) == 1 + 3
 
 
 def test_a_server_of_another_deployment_is_refused(

@@ -10,6 +10,8 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from typing import Any
 
+import grpc
+
 from python_backends.token_router.tokenizer import Tokenizer
 from tools.client import Answer, GenerationError, TokenRouterClient
 from tools.control import ControlClient
@@ -44,8 +46,9 @@ def ask_all(
 
     control: of the server, to count what its models did; None = it is elsewhere, and isn't counted.
     told: of each answer.
-    Raises GenerationError when the server refuses or fails, ControlError, SandboxError, UserError; what has been
-    answered by then is in the file.
+    A question whose request fails doesn't keep the others from being asked, unless nothing is served any more.
+    Raises GenerationError when one failed, ControlError, SandboxError, UserError; what has been answered by then is in
+    the file.
     """
     asked = [q for q in questions if q.id not in file.answers]
     if not asked:
@@ -58,11 +61,17 @@ def ask_all(
         file.add(answered)
         return answered
 
+    failed: list[GenerationError] = []
     with TokenRouterClient(grpc_url) as client, ThreadPoolExecutor(asking.concurrency) as pool:
         under_way = [pool.submit(one, question) for question in asked]
         try:
             for done in as_completed(under_way):
-                told(done.result())
+                try:
+                    told(done.result())
+                except GenerationError as error:
+                    if error.status is grpc.StatusCode.UNAVAILABLE:
+                        raise
+                    failed.append(error)
         except BaseException:
             for future in under_way:
                 future.cancel()
@@ -70,6 +79,9 @@ def ask_all(
             raise
     if control is not None and before is not None:
         file.add(_traffic(file.sitting, before, control.traffic()))
+    if failed:
+        others = f" (and {len(failed) - 1} questions more)" if len(failed) > 1 else ""
+        raise GenerationError(failed[0].status, failed[0].message + others)
 
 
 def _ask(

@@ -222,9 +222,9 @@ def _controls(bench: Bench, points: Sequence[Point]) -> dict[str, Point]:
 
 
 def _engine(config: dict[str, Any]) -> dict[str, Any]:
-    """What of an engine's configuration its answers depend on."""
-    kept = {k: v for k, v in config.items() if k in ("type", "weights", "deterministic", "vocab_size", "eos_every")}
-    return _shown(kept)
+    """What of an engine's configuration its answers depend on, to the last bit of a sum."""
+    kept = ("type", "weights", "deterministic", "threads", "gpu_layers", "vocab_size", "eos_every")
+    return _shown({k: v for k, v in config.items() if k in kept})
 
 
 def _shown(params: dict[str, Any]) -> dict[str, Any]:

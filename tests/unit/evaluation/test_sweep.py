@@ -58,6 +58,17 @@ def test_answers_of_a_router_trained_anew_are_not_mixed(tmp_path: Path) -> None:
         _file(bench, "co_llm", str(path))
 
 
+def test_answers_of_an_engine_with_other_threads_are_not_mixed(tmp_path: Path) -> None:
+    """With several threads the engine keeps its keys in 8 bits: other sums, other answers."""
+    point = Point("p", "p", RouterConfig(name="single"))
+    one = load_deployment("smollm2")
+    Bench(SweepSpec(), one, tmp_path, CONSOLE).file(point)
+    engine = one.models[0].engine.model_copy(update={"threads": 2})
+    two = one.model_copy(update={"models": [one.models[0].model_copy(update={"engine": engine}), *one.models[1:]]})
+    with pytest.raises(UserError, match="holds answers with models = .*'threads': 1.*, now it is .*'threads': 2"):
+        Bench(SweepSpec(), two, tmp_path, CONSOLE).file(point)
+
+
 def test_a_trained_routers_file_must_be_there_and_anothers_weights_are_its_own(tmp_path: Path) -> None:
     bench = Bench(SweepSpec(), load_deployment("smollm2"), tmp_path / "out", CONSOLE)
     with pytest.raises(UserError, match=r"^weights: got 'nowhere'; allowed: the path of"):
