@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # The habits of this repository. Each one first makes .venv when it is missing or older than pyproject.toml.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo chat serve test check format bench bench-runtime load clean
+.PHONY: help setup demo chat serve test test-gpu check format bench bench-runtime load clean
 
 TOKENROUTER := .venv/bin/tokenrouter
 
@@ -23,6 +23,10 @@ serve: setup ## serve a deployment: make serve ARGS=deployment.yaml
 
 test: ## all checks and all tests, as CI runs them
 	@scripts/test
+
+test-gpu: setup ## conformance on a real TensorRT-LLM: make test-gpu DEPLOYMENT=deployment.yaml (docs/tensorrt_llm.md)
+	@test -f "$(DEPLOYMENT)" || { echo "DEPLOYMENT: got '$(DEPLOYMENT)'; must be a deployment file with two stock models"; exit 2; }
+	@TOKENROUTER_STOCK_DEPLOYMENT="$(abspath $(DEPLOYMENT))" .venv/bin/python -m pytest tests/triton/test_tensorrtllm.py $(ARGS)
 
 check: ## style and types only
 	@scripts/check

@@ -133,27 +133,30 @@ class StepResult:
         """FP32 [n, hidden size] or None; the paper's name for `logits_output.hidden_states`."""
         return self.logits_output.hidden_states
 
-    # Tensors are made when they are asked for: after a step's wait, each costs some 50 us on cold caches.
+    # Tensors are made when they are asked for: after a step's wait, each costs some 50 us on cold caches. They are
+    # where the step's are: on an engine's GPU.
 
     @cached_property
     def positions(self) -> torch.Tensor:
         """INT64 [n]: `places`."""
         import torch
 
-        return torch.tensor(self.places)
+        return torch.tensor(self.places, device=self.next_token_ids.device)
 
     @cached_property
     def uniforms(self) -> torch.Tensor:
         """FP64 [n]: `draw` of every row."""
         import torch
 
-        return torch.tensor([self.draw(row) for row in range(len(self.rids))], dtype=torch.float64)
+        draws = [self.draw(row) for row in range(len(self.rids))]
+        return torch.tensor(draws, dtype=torch.float64, device=self.next_token_ids.device)
 
     def param(self, name: str) -> torch.Tensor:
         """The parameter `name` of every row, as FP64 [n]."""
         import torch
 
-        return torch.tensor([getattr(p, name) for p in self.params], dtype=torch.float64)
+        values = [getattr(p, name) for p in self.params]
+        return torch.tensor(values, dtype=torch.float64, device=self.next_token_ids.device)
 
 
 class RoutedRequest(Protocol):

@@ -35,9 +35,9 @@ class Conversation:
             raise UserError("the server has no tokenizer and takes token ids only; a chat needs one")
         self._client = client
         self._console = console
-        self._models = runtime.models
+        self._models = runtime.model_names
         self._max_tokens = max_tokens
-        self._painter = Painter(console, runtime.models)
+        self._painter = Painter(console, runtime.model_names)
         self._messages: list[dict[str, str]] = []
         self._answers: list[Answer] = []
 

@@ -37,6 +37,10 @@ Config = Annotated[
 ]
 
 ProfileFile = Annotated[Path | None, typer.Argument(help="What `tokenrouter profile` wrote.", show_default="none")]
+Only = Annotated[
+    str | None,
+    typer.Option(help="On a host that serves LLMs for another one's token_router: which, with commas between them."),
+]
 Algorithm = Annotated[str | None, typer.Option(help="Instead of a profile: a routing algorithm, with its rates.")]
 RateP = Annotated[float | None, typer.Option("--p", help="Its share of the SLM's steps that go to the LLM.")]
 RateQ = Annotated[float | None, typer.Option("--q", help="rstitch, glimp: share of the LLM's steps that go back.")]
@@ -61,19 +65,31 @@ def _options(version: Annotated[bool, typer.Option("--version", help="Print the 
 def serve(
     config: Config = None,
     log: Annotated[Path | None, typer.Option(help="Keep Triton's log in this file.")] = None,
+    only: Only = None,
 ) -> None:
     """Serve a deployment until Ctrl-C or SIGTERM; the requests under way then finish first."""
     from tools.commands.serve import serve
 
-    serve(config, log)
+    serve(config, log, only)
 
 
 @app.command()
-def validate(config: Config = None) -> None:
+def health(
+    server: Annotated[str, typer.Option(help="auto, its pid or its run directory.")] = "auto",
+    timeout_s: Annotated[float, typer.Option(help="For the token, or for each model.")] = 20.0,
+) -> None:
+    """Check that the server on this machine makes a token (on a host of LLMs only: that they are loaded)."""
+    from tools.commands.health import health
+
+    typer.echo(health(server, timeout_s))
+
+
+@app.command()
+def validate(config: Config = None, only: Only = None) -> None:
     """Check that a deployment's parts fit each other and this machine."""
     from tools.commands.validate import validate
 
-    if not validate(config):
+    if not validate(config, only):
         raise typer.Exit(1)
 
 
@@ -82,17 +98,41 @@ def prepare(
     config: Config = None,
     output: Annotated[Path, typer.Option(help="The folder of the model repository.")] = Path("model_repository"),
     force: Annotated[bool, typer.Option(help="Write over files that weren't rendered by tokenrouter.")] = False,
+    only: Only = None,
 ) -> None:
     """Render a deployment into the model repository that tritonserver loads."""
-    from tools.deployment import ENSEMBLE, ROUTER, load_deployment
+    from tools.deployment import load_node
     from tools.repository import render
+    from tools.sizing.joint import sized
     from tools.validate import config_problems
 
-    deployment = load_deployment(config)
+    deployment = load_node(config, only)
     if problems := config_problems(deployment):
         raise UserError(map(str, problems))
-    render(deployment, output, force=force)
-    typer.echo(f"rendered {', '.join([*deployment.model_names, ROUTER, ENSEMBLE])} into {output}")
+    rendered = render(sized(deployment), output, force=force)
+    typer.echo(f"rendered {', '.join(rendered)} into {output}")
+
+
+@app.command()
+def plan(
+    config: Config = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """How many tokens of KV every model can have beside the weights, in the memory that the deployment gives."""
+    from tools.commands.plan import plan
+
+    plan(config, as_json)
+
+
+@app.command()
+def build(
+    config: Config = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands, and run none.")] = False,
+) -> None:
+    """Make the TensorRT engines of a deployment from their Hugging Face checkpoints."""
+    from tools.commands.build import build
+
+    build(config, dry_run)
 
 
 @app.command()

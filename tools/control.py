@@ -39,8 +39,10 @@ class RouterStatus:
         return self.live + self.queued
 
     def not_up(self) -> dict[str, str]:
-        """The states of the models that don't serve: starting, reloading (token_router is at it), or down."""
-        return {name: str(m.get("state")) for name, m in self.models.items() if m.get("state") != "up"}
+        """The states of the models that don't serve: starting, reloading (token_router is at it), or down; with the
+        reason where it is known."""
+        missing = {name: m for name, m in self.models.items() if m.get("state") != "up"}
+        return {name: ": ".join(filter(None, (str(m.get("state")), m.get("problem")))) for name, m in missing.items()}
 
 
 class ControlClient:

@@ -5,18 +5,30 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PrivateAttr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from python_backends.llm.catalog import CATALOG, FAMILIES
-from python_backends.llm.engines.config import EngineConfig, LlamaCppConfig
-from python_backends.token_router.config import BatchingConfig, LimitsConfig, RuntimeConfig
+from python_backends.llm.engines.config import EngineConfig, LlamaCppConfig, TensorRTLLMBackendConfig, TensorRTLLMConfig
+from python_backends.token_router.config import BatchingConfig, LimitsConfig, LLMConfig, RuntimeConfig
 from routers import RouterConfig
+from tools.building.config import BuildConfig
 from tools.config_errors import did_you_mean, explain
 from tools.errors import UserError
+from tools.sizing.config import MemoryConfig
 
 __all__ = [
     "ENSEMBLE",
@@ -25,12 +37,14 @@ __all__ = [
     "ModelConfig",
     "ServerConfig",
     "load_deployment",
+    "load_node",
     "shipped_deployments",
 ]
 
 ROUTER = "token_router"  # the public model
 ENSEMBLE = "ensemble"  # the same for clients of the TensorRT-LLM templates
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+_URL = re.compile(r"(?:[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})")
 _SHIPPED = Path(__file__).parent / "deployments"
 
 
@@ -39,10 +53,15 @@ class _Config(BaseModel):
 
 
 class ModelConfig(_Config):
-    """One LLM. name: of its Triton model, and in each answer the model that made a token."""
+    """One LLM. name: of its Triton model, and in each answer the model that made a token. url: host:port of the gRPC
+    endpoint of another host that serves it (`serve --only` there, with the same deployment); null = this host does.
+    devices: names of `memory.devices`, one for each rank; empty = the only one there is."""
 
     name: str
     engine: EngineConfig
+    url: str | None = None
+    devices: list[str] = []
+    build: BuildConfig = BuildConfig()
 
     @field_validator("name")
     @classmethod
@@ -52,6 +71,29 @@ class ModelConfig(_Config):
         if name in (ROUTER, ENSEMBLE):
             raise ValueError(f"'{ROUTER}' and '{ENSEMBLE}' are the names of the public models")
         return name
+
+    @field_validator("url")
+    @classmethod
+    def _host_and_port(cls, url: str | None) -> str | None:
+        found = None if url is None else _URL.fullmatch(url)
+        if url is not None and (found is None or not 0 < int(found[1]) < 1 << 16):
+            raise ValueError("must be host:port of a gRPC endpoint, such as gpu2:8001")
+        return url
+
+    @model_validator(mode="after")
+    def _can_be_elsewhere(self) -> ModelConfig:
+        if self.url is not None and isinstance(self.engine, TensorRTLLMBackendConfig):
+            raise ValueError(f"url: a model of engine {self.engine.type} has to be on the host of {ROUTER}")
+        return self
+
+    def placed_on(self, memory: MemoryConfig) -> tuple[str, ...]:
+        """The devices that it takes memory of."""
+        return tuple(self.devices or (memory.devices if len(memory.devices) == 1 else ()))
+
+    def as_llm(self) -> LLMConfig:
+        """What `token_router` is told of it."""
+        engine = self.engine if isinstance(self.engine, TensorRTLLMBackendConfig) else None
+        return LLMConfig(name=self.name, url=self.url, engine=engine)
 
 
 class ServerConfig(_Config):
@@ -64,6 +106,7 @@ class ServerConfig(_Config):
     startup_timeout_s: PositiveFloat = Field(300.0, description="until a first token has been made")
     drain_timeout_s: float = Field(30.0, ge=0, description="how long running requests may go on after SIGTERM")
     log_verbose: int = Field(0, ge=0, le=4, description="Triton's --log-verbose")
+    mps: bool = Field(False, description="run NVIDIA's MPS for the models, if two of this host share a GPU")
 
     @model_validator(mode="after")
     def _distinct_ports(self) -> ServerConfig:
@@ -86,6 +129,8 @@ class Deployment(_Config):
     batching: BatchingConfig = BatchingConfig()
     limits: LimitsConfig = LimitsConfig()
     server: ServerConfig = ServerConfig()
+    memory: MemoryConfig | None = None
+    _only: tuple[str, ...] | None = PrivateAttr(None)
 
     @field_validator("models")
     @classmethod
@@ -100,10 +145,38 @@ class Deployment(_Config):
         """The Triton models of the LLMs, the entry first."""
         return [m.name for m in self.models]
 
+    @property
+    def routes(self) -> bool:
+        """Whether this host has `token_router`."""
+        return self._only is None
+
+    @property
+    def here(self) -> list[int]:
+        """The numbers of the LLMs on this host."""
+        only = self._only
+        return [i for i, m in enumerate(self.models) if (m.url is None if only is None else m.name in only)]
+
+    def on_llm_node(self, only: Sequence[str]) -> Deployment:
+        """The same as another host of it sees it, which serves these LLMs and no `token_router`. Raises UserError."""
+        urls = {model.name: model.url for model in self.models}
+        far = [name for name, url in urls.items() if url is not None]
+        allowed = ", ".join(far) or "none, since no model has a url"
+        problems = [] if only else [f"--only: names no model; allowed: {allowed}"]
+        for name in only:
+            if name not in urls:
+                problems.append(f"--only: no model '{name}'{did_you_mean(name, far)}; allowed: {allowed}")
+            elif urls[name] is None:
+                problems.append(f"--only: '{name}' has no url: the host of {ROUTER} serves it; allowed: {allowed}")
+        if problems:
+            raise UserError(problems)
+        node = self.model_copy()
+        node._only = tuple(only)
+        return node
+
     def runtime(self) -> RuntimeConfig:
         """What `token_router` is told."""
         return RuntimeConfig(
-            models=self.model_names,
+            models=[model.as_llm() for model in self.models],
             tokenizer=self.tokenizer,
             router=self.router,
             batching=self.batching,
@@ -141,6 +214,15 @@ def load_deployment(config: Path | str | None = None) -> Deployment:
     return _with_absolute_paths(deployment, path.resolve().parent)
 
 
+def load_node(config: Path | str | None, only: str | None) -> Deployment:
+    """The same as one host of it sees it. only: names of LLMs, with commas between them, if it is one that serves
+    just these; None = that of token_router. Raises UserError."""
+    deployment = load_deployment(config)
+    if only is None:
+        return deployment
+    return deployment.on_llm_node([name.strip() for name in only.split(",") if name.strip()])
+
+
 def _find(config: str) -> Path:
     path = Path(os.path.expanduser(config))
     try:
@@ -162,12 +244,7 @@ def _with_absolute_paths(deployment: Deployment, folder: Path) -> Deployment:
     def absolute(text: str) -> str:
         return str(folder / os.path.expanduser(text))
 
-    models = [
-        m.model_copy(update={"engine": m.engine.model_copy(update={"weights": absolute(m.engine.weights)})})
-        if isinstance(m.engine, LlamaCppConfig) and m.engine.weights.endswith(".gguf")
-        else m
-        for m in deployment.models
-    ]
+    models = [m.model_copy(update={"engine": _engine_with(absolute, m.engine)}) for m in deployment.models]
     tokenizer = deployment.tokenizer
     if tokenizer is not None and tokenizer not in FAMILIES and tokenizer not in CATALOG and "/" in tokenizer:
         tokenizer = absolute(tokenizer)
@@ -178,6 +255,17 @@ def _with_absolute_paths(deployment: Deployment, folder: Path) -> Deployment:
     if isinstance(own, str) and own.endswith(".safetensors"):
         router = router.model_copy(update={"params": {**router.params, "weights": absolute(own)}})
     return deployment.model_copy(update={"models": models, "tokenizer": tokenizer, "router": router})
+
+
+def _engine_with(absolute: Callable[[str], str], engine: EngineConfig) -> EngineConfig:
+    if isinstance(engine, LlamaCppConfig) and engine.weights.endswith(".gguf"):
+        return engine.model_copy(update={"weights": absolute(engine.weights)})
+    if isinstance(engine, TensorRTLLMBackendConfig):
+        paths = {"engine_dir": engine.engine_dir, "checkpoint": engine.checkpoint}
+        return engine.model_copy(update={k: absolute(v) for k, v in paths.items() if v is not None})
+    if isinstance(engine, TensorRTLLMConfig) and engine.weights.startswith((".", "~")):  # else a path, or a name
+        return engine.model_copy(update={"weights": absolute(engine.weights)})
+    return engine
 
 
 def _one_line(error: yaml.YAMLError) -> str:

@@ -11,16 +11,19 @@ import psutil
 from tokenizers import Tokenizer
 
 from python_backends.llm.catalog import WeightsError, locate_tokenizer, locate_weights, weights_name
-from python_backends.llm.engines.config import LlamaCppConfig
+from python_backends.llm.engines.config import LlamaCppConfig, TensorRTLLMBackendConfig, TensorRTLLMConfig
+from python_backends.llm.engines.stock_facts import stock_facts
 from python_backends.llm.gguf_header import GgufHeader, read_gguf_header, read_gguf_strings
+from python_backends.llm.kv_size import llama_kv_cells, llama_kv_token_bytes
 from routers import ServedModel
 from tools.deployment import Deployment
 from tools.problem import Problem
+from tools.stock_check import stock_problems
+from tools.tensorrt_llm_check import checkpoint_vocabulary, tensorrt_llm_problems
 
 __all__ = ["machine_problems", "machine_warnings", "memory_needed"]
 
 _PROCESS_BYTES = 300 << 20  # a stub with torch, beside weights and KV
-_KV_BYTES = 2  # of one number in llama.cpp's KV, FP16
 _SPECIAL = ("tokenizer.ggml.bos_token_id", "tokenizer.ggml.eos_token_id")
 _TOKENS = "tokenizer.ggml.tokens"
 _SCHEDULE_PROOF = {2: "Q4_0", 7: "Q8_0"}  # general.file_type of weights whose sums don't depend on the batch
@@ -44,10 +47,12 @@ def machine_problems(deployment: Deployment) -> list[Problem]:
     """What keeps the deployment from serving here."""
     problems: list[Problem] = []
     weights: list[_Weights] = []
-    for index, model in enumerate(deployment.models):
-        if isinstance(model.engine, LlamaCppConfig):
-            found = _read(index, model.engine)
+    for index in deployment.here:
+        engine = deployment.models[index].engine
+        if isinstance(engine, LlamaCppConfig):
+            found = _read(index, engine)
             (problems if isinstance(found, Problem) else weights).append(found)  # type: ignore[arg-type]
+    problems += [*stock_problems(deployment), *tensorrt_llm_problems(deployment)]
     problems += [*_contexts(weights), *_same_vocabulary(deployment, weights)]
     problems += [*_tokenizer(deployment, weights), *_gpu(weights), *_router(deployment, weights)]
     if len(problems) == 0:  # else the estimate would lack something
@@ -77,11 +82,8 @@ def machine_warnings(deployment: Deployment) -> list[str]:
 
 
 def _load_all(deployment: Deployment) -> list[_Weights]:
-    return [
-        _load(index, model.engine)
-        for index, model in enumerate(deployment.models)
-        if isinstance(model.engine, LlamaCppConfig)
-    ]
+    engines = [(index, deployment.models[index].engine) for index in deployment.here]
+    return [_load(index, engine) for index, engine in engines if isinstance(engine, LlamaCppConfig)]
 
 
 def _read(index: int, engine: LlamaCppConfig) -> _Weights | Problem:
@@ -134,13 +136,27 @@ def _vocabulary_sizes(deployment: Deployment, weights: list[_Weights]) -> dict[s
         if index in read:
             tokens = read[index].header.arrays.get(_TOKENS)
             sizes[read[index].path] = tokens.length if tokens else 0
+        elif isinstance(model.engine, TensorRTLLMBackendConfig):
+            if (size := _stock_vocabulary(model.engine)) is not None:
+                sizes[f"models[{index}].engine.vocab_size"] = size
+        elif isinstance(model.engine, TensorRTLLMConfig):
+            if (size := checkpoint_vocabulary(model.engine)) is not None:
+                sizes[f"models[{index}].engine.weights"] = size
         elif not isinstance(model.engine, LlamaCppConfig):
             sizes[f"models[{index}].engine.vocab_size"] = model.engine.vocab_size
     return sizes
 
 
+def _stock_vocabulary(engine: TensorRTLLMBackendConfig) -> int | None:
+    """None = nothing says it, which is a problem of its own."""
+    try:
+        return stock_facts(engine).vocab_size
+    except ValueError:
+        return None
+
+
 def _tokenizer(deployment: Deployment, weights: list[_Weights]) -> Iterator[Problem]:
-    if deployment.tokenizer is None:
+    if deployment.tokenizer is None or not deployment.routes:
         return
     value = repr(deployment.tokenizer)
     try:
@@ -186,6 +202,10 @@ def _router(deployment: Deployment, weights: list[_Weights]) -> Iterator[Problem
             header = read[index].header
             tokens, width = header.arrays.get(_TOKENS), header.of_architecture("embedding_length")
             served = ServedModel(model.name, weights_name(model.engine.weights), tokens.length if tokens else 0, width)
+        elif isinstance(model.engine, TensorRTLLMBackendConfig):
+            served = ServedModel(model.name, None, _stock_vocabulary(model.engine) or 0)
+        elif isinstance(model.engine, TensorRTLLMConfig):
+            served = ServedModel(model.name, Path(model.engine.weights).name, checkpoint_vocabulary(model.engine) or 0)
         else:
             served = ServedModel(model.name, None, model.engine.vocab_size)
         try:
@@ -228,18 +248,12 @@ def _memory(deployment: Deployment, weights: list[_Weights]) -> Iterator[Problem
 
 
 def _estimate(deployment: Deployment, weights: list[_Weights]) -> int:
-    processes = (len(deployment.models) + 1) * _PROCESS_BYTES
+    processes = (len(deployment.here) + deployment.routes) * _PROCESS_BYTES
     return processes + sum(w.file.stat().st_size + _kv_bytes(w) for w in weights)
 
 
 def _kv_bytes(w: _Weights) -> int:
-    """Keys and values of every layer and token; llama.cpp takes them at once for all sessions."""
-    layers = w.header.of_architecture("block_count") or 0
-    heads = w.header.of_architecture("attention.head_count") or 1
-    kv_heads = w.header.of_architecture("attention.head_count_kv") or heads
-    width = w.header.of_architecture("embedding_length") or 0
-    per_token = layers * kv_heads * (width // heads) * 2 * _KV_BYTES
-    return per_token * w.engine.context_tokens * w.engine.max_sessions
+    return llama_kv_cells(w.engine) * llama_kv_token_bytes(w.header, w.engine)
 
 
 def _gib(size: int) -> str:

@@ -41,7 +41,7 @@ def own_server(config: Path | str | None, console: Console) -> Iterator[RunningS
 @contextmanager
 def own_server_of(deployment: Deployment, console: Console) -> Iterator[RunningServer]:
     """The same for a deployment that is there already, which may do without a tokenizer."""
-    for model in deployment.models:
+    for model in (deployment.models[index] for index in deployment.here):
         if isinstance(model.engine, LlamaCppConfig) and model.engine.weights in CATALOG:
             fetch(model.engine.weights)
     console.print("starting the server ...", style="dim")

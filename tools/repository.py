@@ -8,10 +8,12 @@ import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from python_backends.llm.engines.config import TensorRTLLMBackendConfig
 from python_backends.llm.wire import REQUEST_TENSOR, RESPONSE_TENSOR, WIRE_TYPE
 from python_backends.token_router.public import INPUTS, OUTPUTS, REFUSED_INPUTS, Refused, Tensor
 from tools.deployment import ENSEMBLE, ROUTER, Deployment
 from tools.errors import UserError
+from tools.stock_model import stock_model
 
 __all__ = ["HEADER", "configs", "render"]
 
@@ -22,8 +24,8 @@ _ON_CPU = "instance_group [ { count: 1 kind: KIND_CPU } ]"  # the engine places 
 _PUBLIC_INPUTS: dict[str, Tensor | Refused] = {**INPUTS, **REFUSED_INPUTS}
 
 
-def render(deployment: Deployment, folder: Path, *, force: bool = False) -> None:
-    """Make `folder` the rendering of `deployment`. Rendering the same again changes nothing.
+def render(deployment: Deployment, folder: Path, *, force: bool = False) -> list[str]:
+    """Make `folder` the rendering of `deployment`, and return its models. Rendering the same again changes nothing.
 
     Model folders of an earlier rendering that the deployment no longer has are removed; others are left
     alone. Raises UserError when something there wasn't rendered by us, unless `force`.
@@ -41,11 +43,14 @@ def render(deployment: Deployment, folder: Path, *, force: bool = False) -> None
             shutil.rmtree(folder / stale)
     except OSError as error:
         raise UserError(f"{folder}: can't be read or written: {error}") from error
+    return list(texts)
 
 
 def configs(deployment: Deployment) -> dict[str, str]:
-    """The text of config.pbtxt by model name."""
-    llms = {name: _llm(deployment, index) for index, name in enumerate(deployment.model_names)}
+    """The text of config.pbtxt by model name, of the models on this host."""
+    llms = {deployment.model_names[index]: _llm(deployment, index) for index in deployment.here}
+    if not deployment.routes:
+        return llms
     return llms | {ROUTER: _token_router(deployment), ENSEMBLE: _ensemble()}
 
 
@@ -76,6 +81,8 @@ def _write_if_new(path: Path, text: str) -> None:
 
 def _llm(deployment: Deployment, index: int) -> str:
     model = deployment.models[index]
+    if isinstance(model.engine, TensorRTLLMBackendConfig):
+        return _config(*stock_model(model.name, model.engine))
     return _config(
         f'name: "{model.name}"',
         'backend: "llm"',

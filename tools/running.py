@@ -29,6 +29,10 @@ class FoundServer:
         """The way to its token_router."""
         return ControlClient(self.path / "control.sock")
 
+    def models(self) -> list[str]:
+        """Those that were rendered for it."""
+        return sorted(path.parent.name for path in self.path.glob("model_repository/*/config.pbtxt"))
+
 
 def find_server(which: str) -> FoundServer:
     """`which`: "auto" = the only one of this user; or its process id, or that of `tokenrouter serve`; or its run

@@ -16,11 +16,14 @@ from tools.control import ControlClient, ControlError
 from tools.deployment import ROUTER, Deployment
 from tools.errors import UserError
 from tools.first_token import FirstToken
+from tools.llm_watcher import LLMWatcher
 from tools.machine import machine_warnings
+from tools.mps import Mps, shares_a_gpu
 from tools.ports import settle_ports
 from tools.repository import render
 from tools.run_directory import RunDirectory
 from tools.signals import on_signals
+from tools.sizing.joint import sized
 from tools.triton_install import find_triton
 from tools.triton_server import TritonError, TritonServer
 from tools.validate import require_valid
@@ -66,15 +69,18 @@ class Supervisor:
         self.hurry = threading.Event()
         self._run: RunDirectory | None = None
         self._triton: TritonServer | None = None
-        self._watcher: Watcher | None = None
+        self._watcher: Watcher | LLMWatcher | None = None
+        self._mps: Mps | None = None
 
     def start(self) -> RunningServer | None:
-        """Check, prepare, start, and wait until every model has answered and a token has been made.
+        """Check, prepare, start, and wait until every model has answered and a token has been made. On a host that
+        only has LLMs, until Triton says that they are loaded.
 
         None when `quit` was set meanwhile. Raises UserError with the reason as one line.
         """
         self._run = RunDirectory.create()  # first, since what dead runs have left takes memory
         require_valid(self.deployment)
+        self.deployment = sized(self.deployment)
         for warning in machine_warnings(self.deployment):
             _log.warning("%s", warning)
         install = find_triton()
@@ -82,8 +88,12 @@ class Supervisor:
         render(self.deployment, self._run.path / "model_repository")
         self._triton = triton = TritonServer(install, self._run, ports, self.log_path)
         control = ControlClient(self._run.path / "control.sock")
-        triton.start()
+        if self.deployment.server.mps:
+            self._start_mps()
+        triton.start(self._mps.environment if self._mps else None)
         wait = _StartupWait(self.deployment.server.startup_timeout_s, self.quit, triton)
+        if not self.deployment.routes:
+            return self._llms_start(triton, control, wait)
         with ThreadPoolExecutor(1) as pool, FirstToken(triton.grpc_url, self.deployment.router) as token:
             if not wait.until(lambda: _loading(triton, control)):
                 return None
@@ -95,6 +105,24 @@ class Supervisor:
             return None
         self._watcher = Watcher(triton, control, self.deployment.router)
         return RunningServer(triton, control, self.deployment)
+
+    def _start_mps(self) -> None:
+        if self._run is None or not shares_a_gpu(self.deployment):
+            _log.info("server.mps: no two models of this host share a GPU, so that MPS is not started")
+            return
+        self._mps = Mps(self._run.path / "mps")
+        self._mps.start()
+
+    def _llms_start(self, triton: TritonServer, control: ControlClient, wait: _StartupWait) -> RunningServer | None:
+        if not wait.until(lambda: None if triton.is_ready() else "Triton is loading the models"):
+            return None
+        deployment = self.deployment
+        if deployment.server.host in ("127.0.0.1", "localhost"):
+            _log.warning("server.host: %s; no other host can reach the models here", deployment.server.host)
+        names = [deployment.model_names[index] for index in deployment.here]
+        step_limit_s = deployment.limits.step_timeout_s * deployment.batching.run_ahead
+        self._watcher = LLMWatcher(triton, names, step_limit_s)
+        return RunningServer(triton, control, deployment)
 
     def watch(self) -> None:
         """Keep the models alive until `quit` is set. Raises ServerDied when tritonserver ends."""
@@ -108,10 +136,14 @@ class Supervisor:
         try:
             if self._triton is not None and self._run is not None:
                 control = ControlClient(self._run.path / "control.sock")
-                if drain and self._watcher is not None:
+                if drain and isinstance(self._watcher, Watcher):
                     self._drain(control)
-                _let_go(self._triton, control)
+                if self.deployment.routes:
+                    _let_go(control, self._triton)
+                self._triton.stop()
         finally:
+            if self._mps is not None:
+                self._mps.stop()
             if self._run is not None:
                 self._run.remove()
 
@@ -207,11 +239,10 @@ def _starting(control: ControlClient) -> str | None:
     return ", ".join(f"{model} is {state}" for model, state in waiting.items()) or None
 
 
-def _let_go(triton: TritonServer, control: ControlClient) -> None:
-    """End what still runs and stop Triton, which hangs while a request or a client's stream is open."""
+def _let_go(control: ControlClient, triton: TritonServer) -> None:
+    """End what still runs: Triton doesn't stop while a request or a client's stream is open."""
     try:
         control.abort("the server is shutting down")
         triton.unload(ROUTER)
     except (ControlError, TritonError) as error:
         _log.debug("before the stop: %s", error)
-    triton.stop()

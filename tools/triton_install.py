@@ -17,16 +17,24 @@ __all__ = ["TritonInstall", "find_triton"]
 
 _IMAGE = Path("/opt/tritonserver")  # where NVIDIA's containers have it
 _BACKENDS = ("token_router", "llm")  # packages of python_backends
+_STOCK = "tensorrtllm"  # NVIDIA's C++ backend, which images with TensorRT-LLM up to 1.2 have
+_MORE_VARIABLE = "TOKENROUTER_BACKENDS"
 
 
 @dataclass(frozen=True)
 class TritonInstall:
     """binary: tritonserver. python_backend: the files of Triton's Python backend. libraries: folders that
-    hold what they link to."""
+    hold what they link to. others: folders of more backends, named as they are."""
 
     binary: Path
     python_backend: tuple[Path, ...]
     libraries: tuple[Path, ...]
+    others: tuple[Path, ...] = ()
+
+    @property
+    def has_stock_backend(self) -> bool:
+        """Whether models of the C++ backend `tensorrtllm` can be loaded."""
+        return any(folder.name == _STOCK for folder in self.others)
 
     def make_backend_directory(self, folder: Path) -> None:
         """Fill `folder` with what --backend-directory needs: Triton's Python backend, and ours.
@@ -40,6 +48,8 @@ class TritonInstall:
             shutil.copy2(file, python)
         for name in _BACKENDS:
             (folder / name).symlink_to(_package_folder(f"python_backends.{name}"))
+        for other in self.others:
+            (folder / other.name).symlink_to(other)
 
     def environment(self) -> dict[str, str]:
         """What tritonserver and its stubs need on top of this process's environment.
@@ -57,13 +67,25 @@ class TritonInstall:
 def find_triton() -> TritonInstall:
     """The official image's Triton when `tritonserver` is on PATH, else the wheel's.
 
+    The environment variable TOKENROUTER_BACKENDS may name folders of more backends, with colons in between.
     Raises UserError when there is neither, or the wheel has no stub for this Python.
     """
     on_path = shutil.which("tritonserver")
     if on_path is not None and _IMAGE in Path(on_path).resolve().parents:
         files = tuple(p for p in (_IMAGE / "backends" / "python").iterdir() if p.is_file())
-        return TritonInstall(Path(on_path), files, (_IMAGE / "lib",))
+        stock = _IMAGE / "backends" / _STOCK
+        others = (stock,) if stock.is_dir() else ()
+        return TritonInstall(Path(on_path), files, (_IMAGE / "lib",), others + _more_backends())
     return _from_wheel()
+
+
+def _more_backends() -> tuple[Path, ...]:
+    """Raises UserError for one that isn't there."""
+    folders = tuple(Path(f) for f in os.environ.get(_MORE_VARIABLE, "").split(os.pathsep) if f)
+    for folder in folders:
+        if not folder.is_dir():
+            raise UserError(f"{_MORE_VARIABLE}: {folder} is no folder")
+    return folders
 
 
 def _from_wheel() -> TritonInstall:
@@ -80,6 +102,7 @@ def _from_wheel() -> TritonInstall:
         binary=root / "bin" / "tritonserver",
         python_backend=(backend / "libtriton_python.so", backend / "triton_python_backend_utils.py", stub),
         libraries=(root.parents[1] / "nvidia_pytriton.libs",),
+        others=_more_backends(),
     )
 
 

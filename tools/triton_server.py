@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 from tools.deployment import ServerConfig
@@ -60,14 +61,16 @@ class TritonServer:
         """Of tritonserver. Raises RuntimeError before `start`."""
         return self._started().pid
 
-    def start(self) -> None:
-        """Start the process; it loads every model of the repository and ends if one fails.
+    def start(self, more: Mapping[str, str] | None = None) -> None:
+        """Start the process; it loads every model of the repository and ends if one fails. more: environment variables
+        that it and the models get too.
 
         Raises UserError when the log can't be written.
         """
         backends = self.run.path / "backends"
         self.install.make_backend_directory(backends)
         environment = os.environ | self.install.environment() | {"TOKENROUTER_RUN_DIR": str(self.run.path)}
+        environment |= more or {}
         try:
             log = self.log_path.open("wb")
         except OSError as error:
@@ -92,6 +95,10 @@ class TritonServer:
             return self._http("GET", "/v2/health/ready", timeout_s=2.0)[0] == 200
         except TritonError:
             return False
+
+    def metrics(self) -> str:
+        """Triton's metrics, in the text format of Prometheus. Raises TritonError."""
+        return self._http("GET", "/metrics", timeout_s=2.0, port=self.server.metrics_port)[1]
 
     def load(self, model: str) -> None:
         """Load a model that is unloaded. Raises TritonError with Triton's reason."""
@@ -180,8 +187,10 @@ class TritonServer:
         if status != 200:
             raise TritonError(f"{action} of model '{model}' failed: {' '.join(body.split())}")
 
-    def _http(self, method: str, path: str, timeout_s: float) -> tuple[int, str]:
-        connection = http.client.HTTPConnection(_reachable(self.server.host), self.server.http_port, timeout=timeout_s)
+    def _http(self, method: str, path: str, timeout_s: float, port: int | None = None) -> tuple[int, str]:
+        """port: None = that of HTTP."""
+        host = _reachable(self.server.host)
+        connection = http.client.HTTPConnection(host, port or self.server.http_port, timeout=timeout_s)
         try:
             # an idle kept-alive connection would hold up Triton's exit
             connection.request(method, path, headers={"Connection": "close"})

@@ -6,12 +6,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from python_backends.llm.engines.config import TensorRTLLMBackendConfig
 from python_backends.token_router.threshold.network import MAX_MODELS
 from routers import Algorithm, BaseRouter
 from tools.deployment import Deployment
 from tools.errors import UserError
 from tools.machine import machine_problems
 from tools.problem import Problem
+from tools.sizing.joint import placement_problems, sized
 
 __all__ = ["check", "config_problems", "require_valid"]
 
@@ -19,12 +21,18 @@ __all__ = ["check", "config_problems", "require_valid"]
 _PROVIDES = {
     "llama_cpp": frozenset({"logits", "hidden_states", "embeddings", "sampling"}),
     "paced": frozenset[str](),
+    "tensorrt_llm": frozenset({"logits", "sampling"}),
+    "tensorrtllm": frozenset({"logits", "sampling"}),  # with return_logits
 }
 
 
 def check(deployment: Deployment) -> list[Problem]:
     """Everything that would keep the deployment from serving on this machine."""
-    return [*config_problems(deployment), *machine_problems(deployment)]
+    problems = config_problems(deployment)
+    try:
+        return [*problems, *machine_problems(deployment if problems else sized(deployment))]
+    except UserError as error:
+        return [Problem("memory", "what the models take", line) for line in error.lines]
 
 
 def require_valid(deployment: Deployment) -> None:
@@ -35,7 +43,8 @@ def require_valid(deployment: Deployment) -> None:
 
 def config_problems(deployment: Deployment) -> list[Problem]:
     """What is wrong on any machine."""
-    return [*_router(deployment), *_thresholds(deployment), *_live(deployment)]
+    placement = placement_problems(deployment)
+    return [*_router(deployment), *_thresholds(deployment), *_live(deployment), *placement]
 
 
 def _router(deployment: Deployment) -> Iterator[Problem]:
@@ -69,6 +78,10 @@ def _needs(deployment: Deployment, index: int, algorithm: Algorithm) -> Iterator
         "sampling": router.needs_sampling,
     }
     engine = deployment.models[index].engine
+    if isinstance(engine, TensorRTLLMBackendConfig) and not engine.return_logits:
+        for what in (name for name in sorted(_PROVIDES[engine.type]) if needed[name]):
+            path = f"models[{index}].engine.return_logits"
+            yield Problem(path, "false", f"router '{algorithm.name}' needs {what}; allowed: true")
     for what in (name for name, need in needed.items() if need and name not in _PROVIDES[engine.type]):
         able = [name for name, provides in _PROVIDES.items() if what in provides]
         yield Problem(

@@ -20,7 +20,7 @@ from tools.errors import UserError
 from tools.first_token import FirstToken
 from tools.triton_server import TritonError, TritonServer
 
-__all__ = ["ServerDied", "Watcher"]
+__all__ = ["ServerDied", "Watcher", "is_alive"]
 
 _log = logging.getLogger("tokenrouter.watcher")
 _ROUTER_PATIENCE_S = 30.0  # without an answer on the control socket
@@ -45,7 +45,7 @@ class Watcher:
         """Raises ServerDied. What else is wrong is put right, or left for the next look."""
         if self._triton.returncode() is not None:
             raise ServerDied(self._triton.how_it_ended())
-        if not _is_alive(self._router):
+        if not is_alive(self._router):
             _log.error("%s died; starting it again", ROUTER)
             self._reload_router()
             return
@@ -104,7 +104,8 @@ class Watcher:
             return None
 
 
-def _is_alive(process: psutil.Process | None) -> bool:
+def is_alive(process: psutil.Process | None) -> bool:
+    """Whether there is a process, and it runs."""
     try:
         return process is not None and process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

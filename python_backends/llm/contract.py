@@ -146,6 +146,7 @@ class LLMFacts:
 
     pid: the process that holds the weights (a Triton stub); the router watches it and ends it if it hangs.
     max_sessions: held at once. context_tokens: of one session, prompt and output together.
+    kv_tokens: of all sessions together; a session takes whole blocks of kv_block tokens of it.
     prefill_chunk: the most tokens of one session that a step should bring; the router cuts longer
         suffixes at multiples of it.
     vocab_size: token ids are 0 to vocab_size - 1. eos_token_ids: those that end a request.
@@ -161,6 +162,8 @@ class LLMFacts:
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     samples: bool
+    kv_tokens: int
+    kv_block: int = 1
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from python_backends.llm.engines import (
     EngineConfig,
     EngineError,
     LlamaCppConfig,
+    TensorRTLLMConfig,
     build_engine,
     parse_engine_config,
 )
@@ -72,7 +73,8 @@ def _build(name: str, parameters: dict[str, str]) -> tuple[LLMRunner, Engine]:
         raise ValueError(f"router: {describe(error)}") from error
     index = int(parameters["index"])
     router = router_config.router(index, json.loads(parameters["models"]))
-    torch.set_num_threads(_torch_threads(config))
+    if not isinstance(config, TensorRTLLMConfig):  # on a GPU, torch's threads only load the weights
+        torch.set_num_threads(_torch_threads(config))
     engine = build_engine(config, name, router.needs_hidden_states)
     try:
         return LLMRunner(name, index, engine, router, router_config), engine
@@ -82,7 +84,7 @@ def _build(name: str, parameters: dict[str, str]) -> tuple[LLMRunner, Engine]:
 
 
 def _torch_threads(config: EngineConfig) -> int:
-    """For sampling and routing. With more than one, torch adds up a lone row in parts and many rows whole,
+    """For sampling and routing on the CPU. With more than one, torch adds up a lone row in parts and many rows whole,
     so a routing signal would depend, in its last bit, on who else is in the batch."""
     return config.threads if isinstance(config, LlamaCppConfig) and not config.deterministic else 1
 

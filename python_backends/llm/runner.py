@@ -45,8 +45,13 @@ def check_compatible(router: BaseRouter[Any], capacity: Capacity, engine: str = 
     if missing:
         raise ValueError(
             f"router {type(router).__name__} needs {' and '.join(missing)}, which the engine {engine} can't return;"
-            " use the engine llama_cpp, or a router that goes without, such as random, single or markov"
+            f" use the engine llama_cpp, or a router that goes without, such as {_undemanding(capacity)}"
         )
+
+
+def _undemanding(capacity: Capacity) -> str:
+    """Routers that get along with it."""
+    return "rstitch, me or random" if "logits" in capacity.provides else "random, single or markov"
 
 
 def bind(router: BaseRouter[Any], name: str, engine: Engine) -> None:
@@ -126,6 +131,8 @@ class LLMRunner:
             vocab_size=self._capacity.vocab_size,
             eos_token_ids=self._capacity.eos_token_ids,
             samples="sampling" in self._capacity.provides,
+            kv_tokens=self._capacity.all_kv_tokens,
+            kv_block=self._capacity.kv_block,
         )
 
     def execute(self, request: StepRequest) -> StepResponse:

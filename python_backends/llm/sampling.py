@@ -116,10 +116,12 @@ def _penalized(raw: torch.Tensor, row: SamplingRow) -> torch.Tensor:
     params, logits = row.params, raw.clone()
     sequence = np.asarray(row.token_ids, dtype=np.int64)
     if params.repetition_penalty != 1:
-        seen = torch.from_numpy(np.unique(sequence))
+        seen = torch.from_numpy(np.unique(sequence)).to(raw.device)
         values = logits[seen]
         logits[seen] = torch.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
-    output, counts = map(torch.from_numpy, np.unique(sequence[row.prompt_tokens :], return_counts=True))
+    output, counts = (
+        torch.from_numpy(a).to(raw.device) for a in np.unique(sequence[row.prompt_tokens :], return_counts=True)
+    )
     logits[output] -= params.frequency_penalty * counts + params.presence_penalty
     return logits
 

@@ -60,7 +60,7 @@ REQUEST_TENSOR = "request"
 RESPONSE_TENSOR = "response"
 WIRE_TYPE = ("TYPE_INT32", (-1,))  # of both, as config.pbtxt declares them
 
-_VERSION = 4
+_VERSION = 5
 _REQUEST_HEADER = 10
 _RESPONSE_HEADER = 4
 _STATS_INTS = 10  # five FP64

@@ -7,9 +7,10 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from python_backends.token_router.errors import RequestCancelled, TokenRouterError, Unavailable
+from python_backends.token_router.errors import InvalidRequest, RequestCancelled, TokenRouterError, Unavailable
 from python_backends.token_router.intake import Submission
 from python_backends.token_router.inter_model_loop import InterModelLoop
+from python_backends.token_router.kv_budget import KvBudget, KvPool
 from python_backends.token_router.request import Request, Session
 from python_backends.token_router.responses import Chunk, ResponseStream, Usage
 
@@ -21,7 +22,8 @@ class ClientLoop:
     (finished) and `fail` (error or cancelled).
 
     models: their names. refuses: why no request can be taken now, None = none is refused.
-    inter_model: set by the runtime.
+    inter_model: set by the runtime. kv: the models' KV and who has reserved it; nothing is admitted before
+    `models_hold` has been told of it.
     """
 
     inter_model: InterModelLoop
@@ -31,6 +33,7 @@ class ClientLoop:
         self.max_live = max_live
         self._max_queue = max_queue
         self._refuses = refuses
+        self.kv = KvBudget(models)
         self._rids = itertools.count(1)
         self._queue: deque[Request] = deque()
         self._live: dict[int, Request] = {}
@@ -52,7 +55,7 @@ class ClientLoop:
     def submit(self, submission: Submission, stream: ResponseStream) -> Request | None:
         """Take a request, or refuse it (None) when nothing can be taken now or the queue is full."""
         reason = self._refuses()
-        if reason is None and self.live >= self.max_live and self.queued >= self._max_queue:
+        if reason is None and self.queued >= self._max_queue and not self._has_room(submission.limit):
             reason = f"the queue is full: {self.live} requests running, {self.queued} waiting (limit {self._max_queue})"
         if reason is not None:
             stream.fail(Unavailable(reason))
@@ -63,11 +66,34 @@ class ClientLoop:
         return request
 
     def admit_queued(self) -> None:
-        """Admit as many of the waiting requests as there is room for."""
-        while self._queue and self.live < self.max_live:
+        """Admit as many of the waiting requests as there is room for, in their order: a long one isn't overtaken
+        by the short ones after it, which could keep it waiting for ever."""
+        while self._queue and self._fits(self._queue[0].limit):
             request = self._queue.popleft()
             self._live[request.rid] = request
+            self.kv.reserve(request.rid, request.limit)
             self.inter_model.admit(request)
+
+    def models_hold(self, max_live: int, pools: Sequence[KvPool]) -> None:
+        """What can be admitted from now on. After a reload that may be less than before: the latest requests for which
+        there is no room any more are ended, and the waiting ones for which there never will be are refused."""
+        self.max_live = max_live
+        self.kv.use(pools)
+        for request in list(self._live.values())[::-1]:
+            if self.kv.over_committed():
+                self.fail(request, Unavailable("a model that was loaded again holds fewer tokens than before"))
+        for request in list(self._queue):
+            if not self.kv.could_fit(request.limit):
+                held = ", ".join(f"'{pool.model}' {pool.longest}" for pool in pools)
+                what = f"prompt and max_tokens: {request.limit} tokens are more than the KV of the models holds: {held}"
+                self.fail(request, InvalidRequest(what))
+
+    def _has_room(self, limit: int) -> bool:
+        """Whether a request that comes now needn't wait."""
+        return not self._queue and self._fits(limit)
+
+    def _fits(self, limit: int) -> bool:
+        return self.live < self.max_live and self.kv.fits(limit)
 
     def cancel(self, request: Request) -> None:
         """Nobody waits for this request's answer any more."""
@@ -134,6 +160,7 @@ class ClientLoop:
     def _close(self, request: Request) -> None:
         request.ended = True
         if self._live.pop(request.rid, None) is not None:
+            self.kv.release(request.rid)
             self.inter_model.finish(request)
         else:
             self._queue.remove(request)

@@ -7,9 +7,10 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
+from python_backends.llm.engines.config import TensorRTLLMBackendConfig
 from routers import RouterConfig
 
-__all__ = ["BatchingConfig", "LimitsConfig", "RuntimeConfig"]
+__all__ = ["BatchingConfig", "LLMConfig", "LimitsConfig", "RuntimeConfig"]
 
 
 class _Config(BaseModel):
@@ -85,17 +86,33 @@ class LimitsConfig(_Config):
         512, description="of a request that gives none, at most what its context has left"
     )
     step_timeout_s: PositiveFloat = Field(60.0, description="a step that takes longer means that its model hangs")
+    silence_s: PositiveFloat = Field(5.0, description="a model on another host is lost when it is silent for longer")
+
+
+class LLMConfig(_Config):
+    """The way to one LLM. name: of its Triton model. url: host:port of the gRPC endpoint of another Triton that has
+    this model; None = it is beside `token_router`. engine: of a stock `tensorrtllm` model, which token_router calls
+    with that backend's own tensors; None = the model is of the backend `llm`."""
+
+    name: str
+    url: str | None = None
+    engine: TensorRTLLMBackendConfig | None = None
 
 
 class RuntimeConfig(_Config):
     """The whole of it, as `tokenrouter prepare` renders it into token_router/config.pbtxt.
 
-    models: the Triton models to call, the entry first. tokenizer: a name of `tokenrouter models list`
+    models: the LLMs to call, the entry first. tokenizer: a name of `tokenrouter models list`
         or a folder that transformers can load; None = token ids only.
     """
 
-    models: list[str] = Field(min_length=1)
+    models: list[LLMConfig] = Field(min_length=1)
     tokenizer: str | None = None
     router: RouterConfig = RouterConfig()
     batching: BatchingConfig = BatchingConfig()
     limits: LimitsConfig = LimitsConfig()
+
+    @property
+    def model_names(self) -> list[str]:
+        """Of the LLMs, the entry first."""
+        return [llm.name for llm in self.models]

@@ -26,6 +26,7 @@ from routers import peer_to_model
 __all__ = ["DecodingLoop", "LLMState", "Outcomes"]
 
 _RETRY_S = 1.0
+_LONGEST_RETRY_S = 8.0  # between attempts to load an LLM again: each pause is twice the one before
 _NUMBERS = 1 << 31  # of calls: they travel as INT32
 
 
@@ -78,6 +79,7 @@ class DecodingLoop:
         self._scheduler = scheduler
         self._traffic = traffic
         self.state = LLMState.STARTING
+        self.problem: str | None = None  # why it isn't up; None = it is, or nobody knows yet
         self.facts: LLMFacts | None = None
         self.stats = StepStats()
         self.clock = StepClock(asyncio.get_running_loop().time)
@@ -86,6 +88,7 @@ class DecodingLoop:
         self._held: set[Session] = set()  # sessions that the LLM has been told of
         self._frees: list[int] = []
         self._number = 0  # of the last call
+        self._began_s = 0.0  # when the call under way began, event-loop seconds
         self._wake = asyncio.Event()
         self._log = logging.getLogger(f"token_router.{llm.name}")
         llm.on_death = self.wake
@@ -150,7 +153,7 @@ class DecodingLoop:
         """The sessions of the next call; empty = nobody, but there are sessions to free."""
         while True:
             if self.llm.lost:
-                raise Unavailable(f"model '{self.llm.name}' went down: its process has ended")
+                raise Unavailable(f"model '{self.llm.name}' went down")
             due = self._scheduler.due(self._model)
             if self._scheduler.launches(self._model):
                 if self.queue.releases(len(self.queue) + 1):  # whatever B is: nobody is waited for any more
@@ -229,7 +232,10 @@ class DecodingLoop:
     def _begun(self, call: Call, sent_ahead: bool = False) -> None:
         """The LLM begins the call now, as far as one can tell."""
         self._scheduler.started(self._model)
-        self._foresight.launched(self._model, len(call.steps), call.request.max_steps, sent_ahead, call.fresh)
+        self._began_s = asyncio.get_running_loop().time()
+        self._foresight.launched(
+            self._model, len(call.steps), call.request.max_steps, sent_ahead, call.fresh, self.llm.round_trip_s
+        )
         self._traffic.launched(self._model)
 
     async def _finish(self, call: Call, following: Call | None) -> None:
@@ -263,10 +269,16 @@ class DecodingLoop:
                 self._model,
                 session_steps=sum(len(result.token_ids) or 1 for result in results),
                 more_tokens=sum(len(step.token_ids) - 1 for step in call.steps.values()),
-                ms=stats.compute_ms,
+                ms=self._seen_ms(stats),
                 steps=stats.steps,
                 prefilled=call.prefilled,
             )
+
+    def _seen_ms(self, stats: StepStats) -> float:
+        """How long the call took whoever waits for it: the LLM's own time, and of the way to another host what
+        wasn't hidden behind the call before."""
+        took_ms = (asyncio.get_running_loop().time() - self._began_s) * 1000
+        return max(stats.compute_ms, min(took_ms, stats.compute_ms + self.llm.round_trip_s * 1000))
 
     def _settle(self, session: Session, call: Call, result: SessionResult, following: Call | None) -> None:
         """Act on what the call did for one session."""
@@ -338,6 +350,7 @@ class DecodingLoop:
                 break
             except Unavailable as error:
                 self._log.debug("not up yet: %s", error)
+                self.problem = self._why(error)
                 await asyncio.sleep(_RETRY_S)
         self._set_state(LLMState.UP)
 
@@ -350,6 +363,7 @@ class DecodingLoop:
         self._held.clear()
         self._frees.clear()
         self.stats = StepStats()
+        pause_s = _RETRY_S
         while True:
             try:
                 await self.llm.reload()
@@ -357,14 +371,22 @@ class DecodingLoop:
                 break
             except Unavailable as failure:
                 self._log.error("%s; trying again", failure)
+                self.problem = self._why(failure)
                 self._set_state(LLMState.DOWN)
                 for session in self.queue.waiting():  # they came meanwhile, and nobody knows for how long
                     self._outcomes.fail(session.request, failure)
-                await asyncio.sleep(_RETRY_S)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_RETRY_S)
         self._log.info("model '%s' is up again", self.llm.name)
         self._set_state(LLMState.UP)
 
+    def _why(self, error: Unavailable) -> str:
+        """The reason without the model's name, beside which it is told."""
+        return str(error).removeprefix(f"model '{self.llm.name}' ")
+
     def _set_state(self, state: LLMState) -> None:
         self.state = state
+        if state is LLMState.UP:
+            self.problem = None
         self.clock.idle()
         self._outcomes.llm_changed()

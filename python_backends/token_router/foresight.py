@@ -43,15 +43,16 @@ class Allowance:
 
 @dataclass(frozen=True)
 class _Call:
-    """One under way. ends_s, last_s: when it is expected to be over, at the soonest and after all its steps; None
-    = nobody knows. fresh: some get no token in it, or their first; it says nothing of other calls."""
+    """One under way. ends_s: when it is expected to be over at the soonest, as seen from here; next_s: until when the
+    next call has to leave for the LLM to go on after all steps of this one; None = nobody knows. fresh: some get no
+    token in it, or their first; it says nothing of other calls."""
 
     sessions: int
     sent_ahead: bool
     fresh: bool
     began_s: float
     ends_s: float | None
-    last_s: float | None
+    next_s: float | None
 
 
 class _Forecast:
@@ -136,16 +137,16 @@ class Foresight:
     def sends_ahead_at(self, model: int) -> float | None:
         """When to ask `sends_ahead`, before the call of `model` is over; None = not for this call."""
         call = self._calls[model]
-        if not self._sends_ahead or call is None or call.last_s is None:
+        if not self._sends_ahead or call is None or call.next_s is None:
             return None
-        return max(call.last_s - _LEAD_S, call.began_s + _BEGINS_S)
+        return max(call.next_s - _LEAD_S, call.began_s + _BEGINS_S)
 
     def sends_ahead(self, model: int, waiting: int, follows: int) -> bool:
         """Whether to send the next call of `model` now, a little before its present one is over. waiting: for
         it; follows: sessions of the present call, who are in the next one if they stay."""
         call, forecast = self._calls[model], self._forecasts[model]
         step_s = forecast.step_s(waiting + follows)
-        if call is None or call.last_s is None or step_s is None or self._runs_ahead_next(follows):
+        if call is None or call.next_s is None or step_s is None or self._runs_ahead_next(follows):
             return False
         threshold = self._scheduler.thresholds[model]
         stays = follows * (1 - sum(forecast.goes))
@@ -157,24 +158,31 @@ class Foresight:
                 continue
             if theirs.ends_s is None:
                 return False
-            wait_s = theirs.ends_s + _LATE_S - call.last_s
+            wait_s = theirs.ends_s + _LATE_S - call.next_s
             if wait_s < 0 or (self._holds and self._pays(wait_s, here_s, waiting + stays, other, model)):
                 return False
         return True
 
     def launched(
-        self, model: int, sessions: int, max_steps: int, sent_ahead: bool = False, fresh: bool = False
+        self,
+        model: int,
+        sessions: int,
+        max_steps: int,
+        sent_ahead: bool = False,
+        fresh: bool = False,
+        round_trip_s: float = 0.0,
     ) -> None:
         """`model` begins a call. sessions: in it; sent_ahead: of the end of the call before, which is now.
-        fresh: some get no token in it, or their first: how long that takes is not foreseen."""
+        fresh: some get no token in it, or their first: how long that takes is not foreseen. round_trip_s: to the
+        LLM's host and back; its answer is so long on its way here, and the next call on its way there."""
         now = self._clock()
         forecast = self._forecasts[model]
         step_s = forecast.step_s(sessions)
-        ends_s = last_s = None
+        ends_s = next_s = None
         if step_s is not None and sessions and not fresh:
             began_s = now + (forecast.ahead_s if sent_ahead else forecast.call_s)
-            ends_s, last_s = began_s + step_s, began_s + max_steps * step_s
-        self._calls[model] = _Call(sessions, sent_ahead, fresh, now, ends_s, last_s)
+            ends_s, next_s = began_s + step_s, began_s + max_steps * step_s - round_trip_s
+        self._calls[model] = _Call(sessions, sent_ahead, fresh, now, ends_s, next_s)
 
     def ended(self, model: int, steps: int, compute_s: float, left: Mapping[int, int]) -> None:
         """The call is over. steps, compute_s: what the model did in it; left: how many sessions go to which

@@ -12,6 +12,7 @@ from typing import Any
 from python_backends.llm.contract import GREEDY_BELOW, LLMFacts, SamplingParams
 from python_backends.token_router.config import LimitsConfig
 from python_backends.token_router.errors import InvalidRequest
+from python_backends.token_router.kv_budget import KvPool
 from python_backends.token_router.params import GenerateParams
 from python_backends.token_router.request import Request
 from python_backends.token_router.responses import Chunk, ResponseStream
@@ -27,7 +28,7 @@ class Served:
     """What all models together can take.
 
     context_tokens, vocab_size: the smallest of any. eos_token_ids: of any. greedy_only: the models whose
-    engines can't sample.
+    engines can't sample. pools: the KV of each model, in order.
     """
 
     context_tokens: int
@@ -35,6 +36,7 @@ class Served:
     max_sessions: int
     eos_token_ids: frozenset[int]
     greedy_only: tuple[str, ...]
+    pools: tuple[KvPool, ...]
 
     @classmethod
     def by(cls, facts: Sequence[LLMFacts]) -> Served:
@@ -45,6 +47,7 @@ class Served:
             max_sessions=min(f.max_sessions for f in facts),
             eos_token_ids=frozenset(i for f in facts for i in f.eos_token_ids),
             greedy_only=tuple(f.name for f in facts if not f.samples),
+            pools=tuple(KvPool.of(f) for f in facts),
         )
 
 
@@ -60,12 +63,17 @@ class Submission:
     pieces: Sequence[bytes] | None
     echo: str
 
+    @property
+    def limit(self) -> int:
+        """The length of the sequence, prompt included, at which it ends."""
+        return len(self.prompt_ids) + self.max_tokens
+
     def request(self, rid: int, stream: ResponseStream) -> Request:
         """The request, under its number, answered through `stream`."""
         request = Request(
             rid=rid,
             prompt_ids=self.prompt_ids,
-            limit=len(self.prompt_ids) + self.max_tokens,
+            limit=self.limit,
             eos_token_ids=self.eos_token_ids,
             sampling=self.params.sampling(self.seed),
             router_params=self.params.router_params,
@@ -175,18 +183,21 @@ class Intake:
             )
 
     def _max_tokens(self, params: GenerateParams, prompt_tokens: int, served: Served) -> int:
-        room = served.context_tokens - prompt_tokens
+        most, where = served.context_tokens, "context"
+        smallest = min(served.pools, key=lambda pool: pool.longest)
+        if smallest.longest < most:
+            most, where = smallest.longest, f"KV of model '{smallest.model}'"
+        room = most - prompt_tokens
         if room < 1:
             raise InvalidRequest(
-                f"prompt: {prompt_tokens} tokens leave no room for an answer;"
-                f" the context holds {served.context_tokens} tokens"
+                f"prompt: {prompt_tokens} tokens leave no room for an answer; the {where} holds {most} tokens"
             )
         if params.max_tokens is None:
             return min(self._limits.default_max_tokens, room)
         if params.max_tokens > room:
             raise InvalidRequest(
-                f"max_tokens: {params.max_tokens} with a prompt of {prompt_tokens} tokens is more than the context"
-                f" of {served.context_tokens}; allowed: 1 to {room}"
+                f"max_tokens: {params.max_tokens} with a prompt of {prompt_tokens} tokens is more than the"
+                f" {where} of {most}; allowed: 1 to {room}"
             )
         return params.max_tokens
 

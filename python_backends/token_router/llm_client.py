@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import queue
-import signal
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -15,6 +13,7 @@ from typing import TypeVar
 from python_backends.llm.contract import LLMFacts, StepRequest, StepResponse
 from python_backends.llm.wire import Wire, decode_response, encode_request
 from python_backends.token_router.errors import RequestFailed, Unavailable
+from python_backends.token_router.lifeline import Lifeline
 
 __all__ = ["LLMClient", "ThreadedLLMClient"]
 
@@ -37,6 +36,11 @@ class LLMClient(ABC):
     def lost(self) -> bool:
         """Whether the LLM that said hello is gone."""
 
+    @property
+    def round_trip_s(self) -> float:
+        """To the LLM's host and back, as measured of late, without any work of the LLM; 0.0 = it is on this host."""
+        return 0.0
+
     @abstractmethod
     async def hello(self) -> LLMFacts:
         """Begin anew: the LLM frees every session and says what it is. Raises Unavailable."""
@@ -50,6 +54,10 @@ class LLMClient(ABC):
     async def reload(self) -> None:
         """Start a lost LLM again. Raises Unavailable when that fails."""
 
+    def kv_blocks(self) -> dict[str, int]:
+        """Counts of KV blocks since the start, by name, of an LLM that keeps blocks and no sessions."""
+        return {}
+
     @abstractmethod
     def close(self) -> None:
         """End what runs for this client; nothing is awaited any more."""
@@ -60,11 +68,8 @@ class ThreadedLLMClient(LLMClient):
 
     call: the LLM model's input tensor to its output tensor; raises RuntimeError with Triton's message.
     reload: unloads and loads the model; raises RuntimeError.
-    step_timeout_s: a step that takes longer means that the LLM hangs; its process is then ended, which
-        is the only way out of a blocking call.
-
-    The process that holds the model is watched through a pidfd, so that its death is known at once:
-    Triton itself goes on reporting the model as ready, and a call under way fails only a second later.
+    step_timeout_s: a step that takes longer means that the LLM hangs; it is then given up.
+    lifeline: the way to know that the LLM lives, this client's own.
     """
 
     def __init__(
@@ -73,6 +78,7 @@ class ThreadedLLMClient(LLMClient):
         call: Callable[[Wire], Wire],
         reload: Callable[[], None],
         step_timeout_s: float,
+        lifeline: Lifeline,
     ) -> None:
         self.name = name
         self.on_death = lambda: None
@@ -83,7 +89,8 @@ class ThreadedLLMClient(LLMClient):
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         for number in range(_CALLS_AT_ONCE):
             threading.Thread(target=self._run, name=f"llm-{name}-{number}", daemon=True).start()
-        self._pidfd = -1
+        self._lifeline = lifeline
+        lifeline.on_death = self._on_death
         self._steps: dict[asyncio.Future[StepResponse], float] = {}  # under way, in order: how long each may take
         self._timer: asyncio.TimerHandle | None = None  # of the first of them: the others wait for it
         self._busy = 0  # threads inside a job
@@ -91,7 +98,11 @@ class ThreadedLLMClient(LLMClient):
 
     @property
     def lost(self) -> bool:
-        return self._pidfd < 0
+        return self._lifeline.lost
+
+    @property
+    def round_trip_s(self) -> float:
+        return self._lifeline.round_trip_s
 
     async def hello(self) -> LLMFacts:
         try:
@@ -101,14 +112,14 @@ class ThreadedLLMClient(LLMClient):
         if response.facts is None:
             raise Unavailable(f"model '{self.name}' doesn't say what it is")
         try:
-            self._watch(response.facts.pid)
+            self._lifeline.attach(response.facts)
         except OSError as error:  # it has ended since
             raise Unavailable(f"model '{self.name}' went down: {error}") from error
         return response.facts
 
     def step(self, request: StepRequest) -> asyncio.Future[StepResponse]:
         step = self._in_thread(lambda: self._exchange(request), self._failed)
-        self._steps[step] = self._step_timeout_s * request.max_steps
+        self._steps[step] = self._step_timeout_s * request.max_steps + self.round_trip_s
         step.add_done_callback(self._step_over)
         if len(self._steps) == 1:
             self._time_first()
@@ -123,10 +134,10 @@ class ThreadedLLMClient(LLMClient):
         if self._timer is not None:
             self._timer.cancel()
         longest_s = next(iter(self._steps.values()), None)
-        self._timer = None if longest_s is None else self._loop.call_later(longest_s, self._kill)
+        self._timer = None if longest_s is None else self._loop.call_later(longest_s, self._lifeline.kill)
 
     async def reload(self) -> None:
-        self._unwatch()
+        self._lifeline.detach()
         while self._busy:  # the calls that the LLM died in: Triton takes a second to give them up
             self._idle.clear()
             await self._idle.wait()
@@ -136,7 +147,7 @@ class ThreadedLLMClient(LLMClient):
             raise Unavailable(f"model '{self.name}' can't be reloaded: {error}") from error
 
     def close(self) -> None:
-        self._unwatch()
+        self._lifeline.detach()
         for _ in range(_CALLS_AT_ONCE):
             self._jobs.put(None)
 
@@ -184,25 +195,9 @@ class ThreadedLLMClient(LLMClient):
             except RuntimeError:  # the event loop has been closed
                 return
 
-    def _watch(self, pid: int) -> None:
-        self._unwatch()
-        self._pidfd = os.pidfd_open(pid)
-        self._loop.add_reader(self._pidfd, self._on_death)
-
-    def _unwatch(self) -> None:
-        if self._pidfd >= 0:
-            self._loop.remove_reader(self._pidfd)
-            os.close(self._pidfd)
-            self._pidfd = -1
-
-    def _on_death(self) -> None:
-        self._unwatch()
+    def _on_death(self, reason: str) -> None:
         running = [step for step in self._steps if not step.done()]
         for step in running:
-            step.set_exception(self._failed(RuntimeError("its process has ended")))
+            step.set_exception(self._failed(RuntimeError(reason)))
         if not running:
             self.on_death()
-
-    def _kill(self) -> None:
-        if self._pidfd >= 0:
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)

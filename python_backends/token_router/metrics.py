@@ -29,6 +29,8 @@ METRICS = (
     Metric("tokenrouter_model_up", "gauge", "1 when the model answers, else 0"),
     Metric("tokenrouter_sessions", "gauge", "Sessions that the model holds"),
     Metric("tokenrouter_kv_tokens", "gauge", "Tokens in the model's KV"),
+    Metric("tokenrouter_kv_reserved_tokens", "gauge", "KV tokens that the requests being generated may come to need"),
+    Metric("tokenrouter_kv_free_tokens", "gauge", "KV tokens that nobody has reserved"),
     Metric("tokenrouter_threshold", "gauge", "B: the number of waiting requests that releases a batch"),
     Metric("tokenrouter_tokens_total", "counter", "Tokens of answers, by the model that made them"),
     Metric("tokenrouter_steps_total", "counter", "Forward steps"),
@@ -54,6 +56,8 @@ class ModelReadings:
     up: bool
     sessions: int
     kv_tokens: int
+    kv_reserved: int
+    kv_free: int
     threshold: int
     tokens: int
     steps: int
@@ -124,6 +128,8 @@ def _values(readings: Readings) -> Iterator[tuple[Series, float]]:
         yield Series("tokenrouter_model_up", labels), model.up
         yield Series("tokenrouter_sessions", labels), model.sessions
         yield Series("tokenrouter_kv_tokens", labels), model.kv_tokens
+        yield Series("tokenrouter_kv_reserved_tokens", labels), model.kv_reserved
+        yield Series("tokenrouter_kv_free_tokens", labels), model.kv_free
         yield Series("tokenrouter_threshold", labels), model.threshold
         yield Series("tokenrouter_tokens_total", labels), model.tokens
         yield Series("tokenrouter_steps_total", labels), model.steps

@@ -14,16 +14,14 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from python_backends.llm.catalog import locate_tokenizer
-from python_backends.llm.wire import REQUEST_TENSOR, RESPONSE_TENSOR, Wire
 from python_backends.stub import exit_with_parent, log_to_triton
 from python_backends.token_router.config import RuntimeConfig
 from python_backends.token_router.control import serve_control
 from python_backends.token_router.errors import InvalidRequest, RequestFailed, TokenRouterError
-from python_backends.token_router.llm_client import ThreadedLLMClient
+from python_backends.token_router.llm_clients import llm_client
 from python_backends.token_router.metrics import MetricsBook
 from python_backends.token_router.metrics_thread import MetricsThread
 from python_backends.token_router.public import INPUTS, REFUSED_INPUTS
@@ -128,10 +126,7 @@ class TritonPythonModel:
             self._loop.close()
 
     async def _serve(self, started: threading.Event) -> None:
-        llms = [
-            ThreadedLLMClient(name, _bls_call(name), _reloader(name), self._config.limits.step_timeout_s)
-            for name in self._config.models
-        ]
+        llms = [llm_client(index, self._config) for index in range(len(self._config.models))]
         self._runtime = Runtime(self._config, llms, self._tokenizer)
         run_dir = os.environ.get(_RUN_DIR_VARIABLE)
         control = await serve_control(self._runtime, Path(run_dir)) if run_dir else None
@@ -185,32 +180,3 @@ def _inputs(request: Any, context_tokens: int) -> dict[str, Any]:
         else:
             values[name] = items
     return values
-
-
-def _bls_call(name: str) -> Any:
-    """The blocking call of LLM `name`: its input tensor to its output tensor."""
-
-    def call(wire: Wire) -> Wire:
-        request = pb_utils.InferenceRequest(
-            model_name=name,
-            inputs=[pb_utils.Tensor(REQUEST_TENSOR, wire)],
-            requested_output_names=[RESPONSE_TENSOR],
-        )
-        response = request.exec()
-        if response.has_error():
-            raise RuntimeError(response.error().message())
-        # a copy: the tensor's memory is Triton's, and goes back with the response
-        return np.array(response.output_tensors()[0].as_numpy())
-
-    return call
-
-
-def _reloader(name: str) -> Any:
-    def reload() -> None:
-        try:
-            pb_utils.unload_model(name)
-            pb_utils.load_model(name)
-        except pb_utils.TritonModelException as error:
-            raise RuntimeError(str(error)) from error
-
-    return reload

@@ -52,14 +52,15 @@ class Runtime:
         batching, limits = config.batching, config.limits
         self._max_live = limits.max_live
         self._draining = False
-        self.intake = Intake(tokenizer, config.router, config.models, limits)
+        self._urls = [llm.url for llm in config.models]
+        self.intake = Intake(tokenizer, config.router, config.model_names, limits)
         self.served: Served | None = None
         self.up = asyncio.Event()  # set once every model has answered
         queues = [DelayedBatchingQueue[Session](clock, batching.max_wait_ms / 1000) for _ in llms]
         controller = ThresholdController(len(llms)) if batching.threshold == "auto" else None
         self._scheduler = make_scheduler(batching, queues, controller or Thresholds(batching, len(llms)))
         self._scheduler.on_change = self._wake_all
-        self._traffic = Traffic(config.models, clock)
+        self._traffic = Traffic(config.model_names, clock)
         self._auto: AutoBatching | None = None
         if controller is not None and isinstance(self._scheduler, AsyncScheduler):
             changed = partial(self._scheduler.use, controller)
@@ -70,10 +71,10 @@ class Runtime:
             DecodingLoop(model, llm, queue, self._scheduler, self._traffic, foresight, self)
             for model, (llm, queue) in enumerate(zip(llms, queues, strict=True))
         ]
-        self._client = ClientLoop(config.models, limits.max_live, limits.max_queue, self._refusal)
+        self._client = ClientLoop(config.model_names, limits.max_live, limits.max_queue, self._refusal)
         self._inter_model = InterModelLoop(
             self._loops,
-            [config.router.router(i, config.models) for i in range(len(llms))],
+            [config.router.router(i, config.model_names) for i in range(len(llms))],
             self._scheduler,
             self._traffic,
             batching,
@@ -131,8 +132,11 @@ class Runtime:
 
     def status(self) -> dict[str, Any]:
         """What the runtime is doing: JSON. waiting, running, pending: sessions, by their state. sessions,
-        kv_tokens: as the model itself counted them in its last step. steps and what follows it: see
+        kv_tokens: as the model itself counted them in its last step. kv_reserved, kv_free: tokens of its KV,
+        for the requests that have been admitted and for others, and `LLMClient.kv_blocks`. url, round_trip_ms: of an
+        LLM on another host, where its pid is one too. problem: why the LLM isn't up. steps and what follows it: see
         `StepClock.summary`."""
+        kv_reserved, kv_free = self._client.kv.reserved(), self._client.kv.free()
         states = Counter((session.model, session.state) for session in self._client.sessions())
         return {
             "state": "draining" if self._draining else "starting" if self.served is None else "serving",
@@ -144,8 +148,14 @@ class Runtime:
                     **{s.value: states[model, s] for s in SessionState if s is not SessionState.FINISHED},
                     "sessions": loop.stats.sessions,
                     "kv_tokens": loop.stats.kv_tokens,
+                    "kv_reserved": kv_reserved[model],
+                    "kv_free": kv_free[model],
+                    **loop.llm.kv_blocks(),
                     "threshold": self._scheduler.thresholds[model],
                     "pid": loop.facts.pid if loop.facts else None,
+                    "url": self._urls[model],
+                    "round_trip_ms": loop.llm.round_trip_s * 1000,
+                    "problem": loop.problem,
                     **loop.clock.summary(),
                 }
                 for model, loop in enumerate(self._loops)
@@ -165,12 +175,15 @@ class Runtime:
     def readings(self) -> Readings:
         """What the metrics show now. Takes some ten microseconds."""
         traffic, clocks = self._traffic, [loop.clock for loop in self._loops]
+        kv_reserved, kv_free = self._client.kv.reserved(), self._client.kv.free()
         models = [
             ModelReadings(
                 name=loop.llm.name,
                 up=loop.state is LLMState.UP,
                 sessions=loop.stats.sessions,
                 kv_tokens=loop.stats.kv_tokens,
+                kv_reserved=kv_reserved[i],
+                kv_free=kv_free[i],
                 threshold=self._scheduler.thresholds[i],
                 tokens=self._tokens[i],
                 steps=traffic.steps[i],
@@ -203,7 +216,7 @@ class Runtime:
         if len(facts) == len(self._loops):
             self.served = Served.by(facts)
             self.up.set()
-            self._client.max_live = min(self._max_live, self.served.max_sessions)
+            self._client.models_hold(min(self._max_live, self.served.max_sessions), self.served.pools)
         down = self._down()
         if down is not None:
             self._client.fail_queued(Unavailable(down))
@@ -219,8 +232,21 @@ class Runtime:
         return self._down()
 
     def _down(self) -> str | None:
-        """Which model nobody can be admitted to; one that is being reloaded is waited for."""
+        """Why nobody can be admitted, to which model; one that is being reloaded is waited for."""
         for loop in self._loops:
             if loop.state in (LLMState.STARTING, LLMState.DOWN):
-                return f"model '{loop.llm.name}' is {loop.state.value}"
+                why = "" if loop.problem is None else f": {loop.problem}"
+                return f"model '{loop.llm.name}' is {loop.state.value}{why}"
+        return self._of_another_vocabulary()
+
+    def _of_another_vocabulary(self) -> str | None:
+        """Which LLM on another host can't be in this deployment; of those here, that was checked before the start."""
+        entry = self._loops[0]
+        for loop, url in zip(self._loops, self._urls, strict=True):
+            ours, theirs = entry.facts, loop.facts
+            if url is not None and ours is not None and theirs is not None and ours.vocab_size != theirs.vocab_size:
+                return (
+                    f"model '{loop.llm.name}' at {url} has a vocabulary of {theirs.vocab_size} tokens,"
+                    f" and '{entry.llm.name}' one of {ours.vocab_size}; all models need the same"
+                )
         return None

@@ -13,7 +13,7 @@ from queue import Empty, SimpleQueue
 from rich.console import Console
 from rich.logging import RichHandler
 
-from tools.deployment import ENSEMBLE, ROUTER, load_deployment
+from tools.deployment import ENSEMBLE, ROUTER, Deployment, load_node
 from tools.errors import UserError
 from tools.signals import on_signals
 from tools.supervisor import RunningServer, Supervisor
@@ -24,12 +24,12 @@ __all__ = ["serve"]
 _SIGNAL_POLL_S = 0.2
 
 
-def serve(config: str | None, log_path: Path | None) -> None:
+def serve(config: str | None, log_path: Path | None, only: str | None = None) -> None:
     """Returns once a signal has ended it and nothing is left. Raises UserError when it can't start, or
     when tritonserver dies."""
     logging.basicConfig(format="%(message)s", handlers=[RichHandler(console=Console(stderr=True), show_path=False)])
     logging.getLogger("tokenrouter").setLevel(logging.INFO)
-    supervisor = Supervisor(load_deployment(config), log_path)
+    supervisor = Supervisor(load_node(config, only), log_path)
     # A signal's handler interrupts the main thread anywhere, so it may touch nothing that a lock guards: it only
     # notes the signal. What the supervisor does and waits for is another thread's.
     arrived: SimpleQueue[int] = SimpleQueue()
@@ -55,7 +55,7 @@ def _obey(arrived: SimpleQueue[int], supervisor: Supervisor) -> None:
 def _serve(supervisor: Supervisor, console: Console) -> None:
     drain = False
     try:
-        console.print(f"starting {', '.join(supervisor.deployment.model_names)} ...", style="dim")
+        console.print(f"starting {', '.join(_names_here(supervisor.deployment))} ...", style="dim")
         if (server := supervisor.start()) is not None:
             _print_endpoints(server, console)
             drain = True
@@ -74,13 +74,24 @@ def _serve(supervisor: Supervisor, console: Console) -> None:
 
 def _print_endpoints(server: RunningServer, console: Console) -> None:
     deployment = server.deployment
-    console.print(f"[bold green]serving[/] {' + '.join(deployment.model_names)}, router {deployment.router.name}")
-    rows = {
-        "gRPC": f"{server.grpc_url}  (models {ROUTER} and {ENSEMBLE})",
-        "HTTP": f"http://{server.http_url}/v2/models/{ROUTER}/generate_stream",
+    if deployment.routes:
+        what = f"{' + '.join(deployment.model_names)}, router {deployment.router.name}"
+        rows = {
+            "gRPC": f"{server.grpc_url}  (models {ROUTER} and {ENSEMBLE})",
+            "HTTP": f"http://{server.http_url}/v2/models/{ROUTER}/generate_stream",
+        }
+    else:
+        what = f"{', '.join(_names_here(deployment))}, for the {ROUTER} of another host"
+        rows = {"gRPC": server.grpc_url}
+    console.print(f"[bold green]serving[/] {what}")
+    rows |= {
         "metrics": f"http://{server.metrics_url}/metrics",
         "log": str(server.log_path),
     }
     for name, value in rows.items():
         console.print(f"  {name:<8} {value}", markup=False)
     console.print("Ctrl-C stops it", style="dim")
+
+
+def _names_here(deployment: Deployment) -> list[str]:
+    return [deployment.model_names[index] for index in deployment.here]

@@ -7,20 +7,24 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tools.deployment import load_deployment
+from python_backends.llm.engines.config import EngineConfig, TensorRTLLMBackendConfig
+from python_backends.llm.engines.stock_facts import stock_facts
+from tools.deployment import load_node
 from tools.machine import machine_warnings, memory_needed
+from tools.sizing.joint import sized
 from tools.validate import check
 
 __all__ = ["validate"]
 
 
-def validate(config: str | None) -> bool:
+def validate(config: str | None, only: str | None = None) -> bool:
     """Whether the deployment is sound; prints what isn't. Raises UserError when the file can't be read."""
     console = Console(highlight=False)
-    deployment = load_deployment(config)
+    deployment = load_node(config, only)
     problems = check(deployment)
     if not problems:
-        context = min(m.engine.context_tokens for m in deployment.models)
+        deployment = sized(deployment)
+        context = min(_context_tokens(deployment.models[index].engine) for index in deployment.here)
         console.print(
             f"ok: {' + '.join(deployment.model_names)}, router {deployment.router.name}, context {context} tokens,"
             f" about {memory_needed(deployment) / (1 << 30):.1f} GiB of memory"
@@ -34,3 +38,7 @@ def validate(config: str | None) -> bool:
         table.add_row(*(Text(cell, overflow="fold") for cell in cells))
     console.print(table)
     return False
+
+
+def _context_tokens(engine: EngineConfig) -> int:
+    return stock_facts(engine).context_tokens if isinstance(engine, TensorRTLLMBackendConfig) else engine.context_tokens

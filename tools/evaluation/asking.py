@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from typing import Any
 
-import grpc
+import grpc  # type: ignore[import-untyped]
 
 from python_backends.token_router.tokenizer import Tokenizer
 from tools.client import Answer, GenerationError, TokenRouterClient

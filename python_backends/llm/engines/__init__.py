@@ -9,7 +9,13 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from python_backends.llm.engines.base import Capacity, Engine, EngineError, EngineOutput
-from python_backends.llm.engines.config import EngineConfig, LlamaCppConfig, PacedConfig
+from python_backends.llm.engines.config import (
+    EngineConfig,
+    LlamaCppConfig,
+    PacedConfig,
+    TensorRTLLMBackendConfig,
+    TensorRTLLMConfig,
+)
 from routers.registry import describe
 
 __all__ = [
@@ -20,6 +26,8 @@ __all__ = [
     "EngineOutput",
     "LlamaCppConfig",
     "PacedConfig",
+    "TensorRTLLMBackendConfig",
+    "TensorRTLLMConfig",
     "build_engine",
     "parse_engine_config",
 ]
@@ -45,6 +53,12 @@ def build_engine(config: EngineConfig, name: str, hidden_states: bool) -> Engine
         from python_backends.llm.engines.llama_cpp import LlamaCppEngine
 
         return LlamaCppEngine(config, hidden_states)
+    if isinstance(config, TensorRTLLMConfig):
+        from python_backends.llm.engines.tensorrt_llm.engine import TensorRTLLMEngine
+
+        return TensorRTLLMEngine(config, hidden_states)
+    if isinstance(config, TensorRTLLMBackendConfig):
+        raise ValueError("engine: tensorrtllm is a Triton backend of its own; a model of the backend llm can't have it")
     if hidden_states:
         raise ValueError(f"engine: {config.type} has no hidden states; use llama_cpp for a router that needs them")
     from python_backends.llm.engines.paced import PacedEngine

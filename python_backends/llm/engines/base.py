@@ -27,6 +27,7 @@ class Capacity:
     provides: of {"logits", "hidden_states", "embeddings", "token_bytes", "sampling"}: "embeddings" = `embed` works,
         "token_bytes" = `token_bytes` works, "sampling" = its logits can be sampled from.
     hidden_size: columns of the hidden states; None without them.
+    kv_tokens: None = every session has a buffer of its own, with room for context_tokens.
     """
 
     max_sessions: int
@@ -36,6 +37,13 @@ class Capacity:
     eos_token_ids: tuple[int, ...]
     provides: frozenset[str]
     hidden_size: int | None = None
+    kv_tokens: int | None = None
+    kv_block: int = 1
+
+    @property
+    def all_kv_tokens(self) -> int:
+        """Of all sessions together."""
+        return self.max_sessions * self.context_tokens if self.kv_tokens is None else self.kv_tokens
 
 
 @dataclass(frozen=True)

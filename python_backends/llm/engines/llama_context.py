@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from python_backends.llm.engines.base import EngineError
 from python_backends.llm.engines.config import LlamaCppConfig
 from python_backends.llm.engines.llama_calls import CALL_TOKENS, Call
+from python_backends.llm.gguf_header import read_gguf_header
+from python_backends.llm.kv_size import llama_kv_cells, llama_kv_token_bytes, quantised_keys
 
 __all__ = ["LlamaContext"]
 
@@ -159,28 +161,25 @@ def _make_context(model: Any, path: Path, config: LlamaCppConfig) -> Any:
         )
     if config.gpu_layers == 0:
         _check_memory(
-            _kv_bytes(model, config),
-            f"the KV of max_sessions = {config.max_sessions} of context_tokens = {config.context_tokens}",
+            llama_kv_cells(config) * llama_kv_token_bytes(read_gguf_header(path), config),
+            f"the KV of {_pool(config)}",
         )
     context = llama.llama_init_from_model(model, _context_params(config))
     if not context:
-        raise EngineError(
-            f"llama.cpp can't make a context of {config.max_sessions} sessions of {config.context_tokens} tokens"
-            f" for {path.name}: too little memory?"
-        )
+        raise EngineError(f"llama.cpp can't make a context of {_pool(config)} for {path.name}: too little memory?")
     return context
 
 
 def _context_params(config: LlamaCppConfig) -> Any:
     params = llama.llama_context_default_params()
-    params.n_ctx = config.max_sessions * config.context_tokens
+    params.n_ctx = config.all_kv_tokens
     params.n_batch = params.n_ubatch = CALL_TOKENS
     params.n_seq_max = config.max_sessions
     params.n_outputs_max = min(config.max_sessions, CALL_TOKENS)  # the default reserves logits for 512 tokens
     params.n_threads = params.n_threads_batch = config.threads
     params.flash_attn_type = llama.LLAMA_FLASH_ATTN_TYPE_ENABLED
     params.kv_unified = not config.deterministic
-    if config.deterministic and config.threads > 1:
+    if quantised_keys(config):
         # With several threads, llama.cpp cuts the attention of a single token over 512 or more positions
         # into one part a thread, but only while that token is alone in its micro-batch, and only if keys
         # and values are of one type. With 8-bit keys it never does, and the bits stay the same.
@@ -188,11 +187,9 @@ def _context_params(config: LlamaCppConfig) -> Any:
     return params
 
 
-def _kv_bytes(model: Any, config: LlamaCppConfig) -> int:
-    """Of the whole KV: keys and values, FP16, of every layer."""
-    head_size = llama.llama_model_n_embd(model) // max(1, llama.llama_model_n_head(model))
-    token_bytes = 2 * 2 * llama.llama_model_n_layer(model) * llama.llama_model_n_head_kv(model) * head_size
-    return int(config.max_sessions * config.context_tokens * token_bytes)
+def _pool(config: LlamaCppConfig) -> str:
+    sessions = f"max_sessions = {config.max_sessions} of context_tokens = {config.context_tokens}"
+    return sessions if config.kv_tokens is None else f"{sessions}, kv_tokens = {config.kv_tokens}"
 
 
 def _check_memory(needed_bytes: int, what: str) -> None:

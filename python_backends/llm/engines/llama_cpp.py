@@ -66,6 +66,7 @@ class LlamaCppEngine(Engine):
                 {"logits", "embeddings", "token_bytes", "sampling"} | ({"hidden_states"} if hidden_states else set())
             ),
             hidden_size=self._context.hidden_size if hidden_states else None,
+            kv_tokens=config.kv_tokens,
         )
 
     def capacity(self) -> Capacity:

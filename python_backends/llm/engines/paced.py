@@ -86,6 +86,7 @@ class PacedEngine(Engine):
             vocab_size=config.vocab_size,
             eos_token_ids=(EOS_TOKEN_ID,),
             provides=frozenset(),
+            kv_tokens=config.kv_tokens,
         )
 
     def capacity(self) -> Capacity:

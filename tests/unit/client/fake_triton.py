@@ -11,7 +11,7 @@ import numpy as np
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import serialize_byte_tensor
 
-from python_backends.token_router.config import RuntimeConfig
+from python_backends.token_router.config import LLMConfig, RuntimeConfig
 
 __all__ = ["FakeTriton", "response", "two_chunks"]
 
@@ -44,7 +44,9 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         self.requests: list[Any] = []
         self.metadata: list[dict[str, Any]] = []
         self.script: Script = two_chunks
-        self.runtime = RuntimeConfig(models=["slm", "llm"], tokenizer="smollm2").model_dump_json()
+        self.runtime = RuntimeConfig(
+            models=[LLMConfig(name="slm"), LLMConfig(name="llm")], tokenizer="smollm2"
+        ).model_dump_json()
 
     def ModelStreamInfer(self, request_iterator: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
         self.metadata.append(dict(context.invocation_metadata()))

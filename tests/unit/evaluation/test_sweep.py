@@ -65,7 +65,7 @@ def test_answers_of_an_engine_with_other_threads_are_not_mixed(tmp_path: Path) -
     Bench(SweepSpec(), one, tmp_path, CONSOLE).file(point)
     engine = one.models[0].engine.model_copy(update={"threads": 2})
     two = one.model_copy(update={"models": [one.models[0].model_copy(update={"engine": engine}), *one.models[1:]]})
-    with pytest.raises(UserError, match="holds answers with models = .*'threads': 1.*, now it is .*'threads': 2"):
+    with pytest.raises(UserError, match=r"holds answers with models = .*'threads': 1.*, now it is .*'threads': 2"):
         Bench(SweepSpec(), two, tmp_path, CONSOLE).file(point)
 
 

@@ -77,7 +77,7 @@ def test_a_response_comes_through(response: StepResponse) -> None:
 @pytest.mark.parametrize(
     ("place", "value", "message"),
     [
-        (0, 2, "header: begins with \\[2\\]; this end speaks version 4"),
+        (0, 2, "header: begins with \\[2\\]; this end speaks version 5"),
         (1, 0, "max_steps: 0; allowed: 1 or more"),
         (2, -1, "max_leaves: -1; allowed: 0 or more"),
         (4, 0, "at_least: 0; allowed: 1 or more"),

@@ -40,7 +40,7 @@ ACCEPTS, REJECTS = 1e-3, 1e-9  # p-values
 def _config(weights: Sequence[float] = WEIGHTS, **batching: Any) -> RuntimeConfig:
     return RuntimeConfig.model_validate(
         {
-            "models": ["a", "b", "c"][: len(weights)],
+            "models": [{"name": name} for name in "abc"[: len(weights)]],
             "router": {"name": "me", "params": {"weights": weights}},
             "batching": batching,
             "limits": {"max_live": 32, "max_queue": 10_000},

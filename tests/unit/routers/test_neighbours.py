@@ -146,7 +146,7 @@ def _glimp_loop(prompt: list[int], count: int, tau: float) -> tuple[list[int], l
 def test_served_they_equal_their_sequential_loops(
     router: dict[str, Any], sequential: Callable[[list[int]], tuple[list[int], list[str]]]
 ) -> None:
-    config = RuntimeConfig.model_validate({"models": ["slm", "llm"], "router": router})
+    config = RuntimeConfig.model_validate({"models": [{"name": "slm"}, {"name": "llm"}], "router": router})
     prompts = [[1 + i] * (1 + i % 10) for i in range(12)]
     requests = [{"input_ids": prompt, "max_tokens": 40} for prompt in prompts]
     streams = run(answers(config, _logits, 16, (0.001, 0.004), requests))

@@ -85,13 +85,21 @@ class FakeLLM(LLMClient):
     """
 
     def __init__(
-        self, name: str, route: Route, step_s: Callable[[], float], max_sessions: int = 32, chunk: int = 8
+        self,
+        name: str,
+        route: Route,
+        step_s: Callable[[], float],
+        max_sessions: int = 32,
+        chunk: int = 8,
+        kv_tokens: int | None = None,
+        kv_block: int = 1,
     ) -> None:
         self.name = name
         self.on_death = lambda: None
         self.route = route
         self.step_s = step_s
-        self.facts = LLMFacts(name, "fake", 0, max_sessions, 4096, chunk, VOCABULARY, (EOS,), samples=True)
+        kv_tokens = max_sessions * 4096 if kv_tokens is None else kv_tokens
+        self.facts = LLMFacts(name, "fake", 0, max_sessions, 4096, chunk, VOCABULARY, (EOS,), True, kv_tokens, kv_block)
         self.sessions: dict[int, FakeSession] = {}
         self.batches: list[StepRequest] = []
         self.reloads = 0
@@ -174,6 +182,7 @@ class FakeLLM(LLMClient):
             assert 0 < len(step.token_ids) <= self.facts.prefill_chunk
             session.tokens[step.start :] = step.token_ids
             made.append(SessionResult())
+        self._check_kv()
         may_leave = request.max_leaves
         for _ in range(request.max_steps):
             stop = False
@@ -186,6 +195,7 @@ class FakeLLM(LLMClient):
                 session = self.sessions[step.session]
                 prefix = session.tokens + (made[i].token_ids[-1:] if made[i].token_ids else [])
                 session.tokens = prefix
+                self._check_kv()
                 token = token_after(self.name, prefix)
                 destination = self.route(step.session, len(prefix), token)
                 made[i] = SessionResult([*made[i].token_ids, token], [*made[i].logprobs, -1.0], destination)
@@ -198,6 +208,12 @@ class FakeLLM(LLMClient):
         ordered = [results.get(s, SessionResult()) for s in (*(s.session for s in request.steps), *request.follows)]
         count = max((len(r.token_ids) or 1 for r in made), default=0)
         return StepResponse(ordered, StepStats(took_s * 1000, took_s * 1000, count, len(self.sessions)))
+
+    def _check_kv(self) -> None:
+        """Like an engine with one pool of KV: it never holds more than there is."""
+        block = self.facts.kv_block
+        held = sum(-(-len(s.tokens) // block) * block for s in self.sessions.values())
+        assert held <= self.facts.kv_tokens, f"{self.name} holds {held} tokens of {self.facts.kv_tokens}"
 
     def _stays(self, session: int, result: SessionResult) -> bool:
         held = self.sessions[session]

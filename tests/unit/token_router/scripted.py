@@ -99,14 +99,14 @@ def scripted_llms(
     config: RuntimeConfig, logits: Logits, vocabulary: int, steps_s: Sequence[float], eos: tuple[int, ...] = ()
 ) -> list[RunnerLLM]:
     """The deployment's LLMs. Made inside the event loop that runs them."""
-    routers = [config.router.router(model, config.models) for model in range(len(config.models))]
+    routers = [config.router.router(model, config.model_names) for model in range(len(config.models))]
     return [
         RunnerLLM(
             name,
             LLMRunner(name, model, ScriptedEngine(model, logits, vocabulary, eos), routers[model], config.router),
             steps_s[model],
         )
-        for model, name in enumerate(config.models)
+        for model, name in enumerate(config.model_names)
     ]
 
 

@@ -71,7 +71,7 @@ class AutoDeployment(Deployment):
         ]
         config = RuntimeConfig.model_validate(
             {
-                "models": ["slm", "llm"],
+                "models": [{"name": "slm"}, {"name": "llm"}],
                 "router": {"name": "random"},
                 "batching": {"threshold": "auto", **batching},
                 "limits": {"max_live": 8},

@@ -144,7 +144,11 @@ def test_nobody_is_held_for_longer_than_the_cap(monkeypatch: pytest.MonkeyPatch)
         loop = asyncio.get_running_loop()
         monkeypatch.setattr(Foresight, "holds_until", lambda *_: loop.time() + 0.01)
         config = RuntimeConfig.model_validate(
-            {"models": ["slm", "llm"], "router": {"name": "random"}, "batching": {"hold": True, "send_ahead": False}}
+            {
+                "models": [{"name": "slm"}, {"name": "llm"}],
+                "router": {"name": "random"},
+                "batching": {"hold": True, "send_ahead": False},
+            }
         )
         llms = [FakeLLM("slm", lambda *_: 0, lambda: 0.006), FakeLLM("llm", lambda *_: 1, lambda: 0.028)]
         async with Deployment(config, llms) as deployment:
@@ -161,7 +165,11 @@ def test_a_held_batch_launches_with_those_who_came() -> None:
 
     async def main(hold: bool) -> None:
         config = RuntimeConfig.model_validate(
-            {"models": ["slm", "llm"], "router": {"name": "random"}, "batching": {"threshold": [1, 2], "hold": hold}}
+            {
+                "models": [{"name": "slm"}, {"name": "llm"}],
+                "router": {"name": "random"},
+                "batching": {"threshold": [1, 2], "hold": hold},
+            }
         )
         slm = FakeLLM("slm", lambda rid, at, _: int((at * at * 7 + rid * 13) % 20 < 7), step_s=lambda: 0.006)
         llm = FakeLLM("llm", lambda *_: 1, step_s=lambda: 0.028)
@@ -225,7 +233,11 @@ def test_the_runtime_sends_ahead_and_the_stream_is_the_same() -> None:
 
     async def main(send_ahead: bool) -> None:
         config = RuntimeConfig.model_validate(
-            {"models": ["slm", "llm"], "router": {"name": "random"}, "batching": {"send_ahead": send_ahead}}
+            {
+                "models": [{"name": "slm"}, {"name": "llm"}],
+                "router": {"name": "random"},
+                "batching": {"send_ahead": send_ahead},
+            }
         )
         slm = FakeLLM("slm", lambda rid, at, _: int((at * at * 7 + rid * 13) % 20 < 7), step_s=lambda: 0.006)
         llm = FakeLLM("llm", lambda *_: 1, step_s=lambda: 0.028)

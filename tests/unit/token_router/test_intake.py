@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,11 +11,19 @@ import pytest
 from python_backends.token_router.config import LimitsConfig
 from python_backends.token_router.errors import InvalidRequest
 from python_backends.token_router.intake import Intake, Served
+from python_backends.token_router.kv_budget import KvPool
 from python_backends.token_router.params import GenerateParams
 from python_backends.token_router.public import INPUTS, REFUSED_INPUTS
 from routers import RouterConfig
 
-SERVED = Served(context_tokens=100, vocab_size=50, max_sessions=4, eos_token_ids=frozenset({0}), greedy_only=())
+SERVED = Served(
+    context_tokens=100,
+    vocab_size=50,
+    max_sessions=4,
+    eos_token_ids=frozenset({0}),
+    greedy_only=(),
+    pools=(KvPool("slm", 400, 1), KvPool("llm", 400, 1)),
+)
 
 
 class ByteTokenizer:
@@ -100,11 +109,25 @@ def test_refused_text(inputs: dict[str, Any], message: str) -> None:
 
 
 def test_an_engine_that_cannot_sample_takes_greedy_requests_only() -> None:
-    served = Served(100, 50, 4, frozenset({0}), greedy_only=("slm",))
+    served = replace(SERVED, greedy_only=("slm",))
     for field, value in (("temperature", 0.5), ("presence_penalty", 1.0), ("top_k", 5)):
         with pytest.raises(InvalidRequest, match="the engine of model 'slm' can't sample"):
             _intake().check({"input_ids": [1], field: value}, served)
     assert _intake().check({"input_ids": [1], "seed": 3}, served).seed == 3
+
+
+def test_a_request_that_could_never_fit_in_the_kv_is_refused() -> None:
+    """By the model that holds least: whole blocks of it, fewer than the context has."""
+    served = replace(SERVED, pools=(KvPool("slm", 400, 1), KvPool("llm", 70, 16)))
+    with pytest.raises(InvalidRequest) as refusal:
+        _intake().check({"input_ids": [1] * 40, "max_tokens": 25}, served)
+    assert str(refusal.value) == (
+        "max_tokens: 25 with a prompt of 40 tokens is more than the KV of model 'llm' of 64; allowed: 1 to 24"
+    )
+    with pytest.raises(InvalidRequest, match="no room for an answer; the KV of model 'llm' holds 64 tokens"):
+        _intake().check({"input_ids": [1] * 64}, served)
+    assert _intake().check({"input_ids": [1] * 40, "max_tokens": 24}, served).limit == 64
+    assert _intake().check({"input_ids": [1] * 40}, served).max_tokens == 24  # what the KV has left
 
 
 def test_defaults() -> None:

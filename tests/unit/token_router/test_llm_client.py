@@ -16,6 +16,7 @@ import pytest
 from python_backends.llm.contract import LLMFacts, SessionStep, StepRequest, StepResponse
 from python_backends.llm.wire import Wire, decode_request, encode_response
 from python_backends.token_router.errors import RequestFailed, Unavailable
+from python_backends.token_router.lifeline import ProcessLifeline
 from python_backends.token_router.llm_client import ThreadedLLMClient
 
 STEP = StepRequest([SessionStep(1, 0, [5])])
@@ -44,7 +45,7 @@ class Model:
             raise RuntimeError("Stub process is not healthy")
         with self._one_at_a_time:
             time.sleep(self.step_s if request.steps else 0.0)
-        facts = LLMFacts("slm", "fake", self.process.pid, 4, 100, 8, 50, (0,), samples=True)
+        facts = LLMFacts("slm", "fake", self.process.pid, 4, 100, 8, 50, (0,), samples=True, kv_tokens=400)
         return encode_response(StepResponse(facts=facts if request.hello else None))
 
     def reload(self) -> None:
@@ -65,7 +66,7 @@ def model() -> Iterator[Model]:
 
 def _run(model: Model, main: Any, step_timeout_s: float = 30.0) -> None:
     async def with_client() -> None:
-        client = ThreadedLLMClient("slm", model.call, model.reload, step_timeout_s)
+        client = ThreadedLLMClient("slm", model.call, model.reload, step_timeout_s, ProcessLifeline())
         try:
             await main(client)
         finally:

@@ -17,10 +17,30 @@ from python_backends.token_router.metrics import (
 from python_backends.token_router.threshold.profile import Profile, StepLatency
 
 SLM = ModelReadings(
-    name="slm", up=True, sessions=4, kv_tokens=40, threshold=1, tokens=10, steps=20, step_sessions=30, compute_s=0.12
+    name="slm",
+    up=True,
+    sessions=4,
+    kv_tokens=40,
+    kv_reserved=64,
+    kv_free=36,
+    threshold=1,
+    tokens=10,
+    steps=20,
+    step_sessions=30,
+    compute_s=0.12,
 )
 LLM = ModelReadings(
-    name="llm", up=True, sessions=4, kv_tokens=40, threshold=3, tokens=5, steps=3, step_sessions=9, compute_s=0.09
+    name="llm",
+    up=True,
+    sessions=4,
+    kv_tokens=40,
+    kv_reserved=64,
+    kv_free=36,
+    threshold=3,
+    tokens=5,
+    steps=3,
+    step_sessions=9,
+    compute_s=0.09,
 )
 PROFILE = Profile(
     models=["slm", "llm"],

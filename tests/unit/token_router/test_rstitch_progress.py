@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from python_backends.token_router.config import RuntimeConfig
+from python_backends.token_router.config import LLMConfig, RuntimeConfig
 from routers import Algorithm, PeerReq, RoutedRequest, RouterConfig, send_without_last
 from routers.rstitch import RSTITCH, RStitchLLM, RStitchParams, RStitchSLM, normalized_entropy
 from tests.unit.token_router.harness import Stream, run
@@ -51,7 +51,9 @@ def _logits(seed: int, model: int, sequence: Sequence[int]) -> torch.Tensor:
 def _served(name: str, tau: float, seed: int, prompts: list[list[int]], tokens: int) -> list[Stream]:
     """Raises TimeoutError when a token takes more than the two visits that R-Stitch can need, each behind one step
     of the others'."""
-    config = RuntimeConfig(models=["slm", "llm"], router=RouterConfig(name=name, params={"tau": tau}))
+    config = RuntimeConfig(
+        models=[LLMConfig(name="slm"), LLMConfig(name="llm")], router=RouterConfig(name=name, params={"tau": tau})
+    )
     requests = [{"input_ids": prompt, "max_tokens": tokens, "ignore_eos": True} for prompt in prompts]
 
     async def main() -> list[Stream]:

@@ -61,6 +61,7 @@ def _worlds(draw: st.DrawFn) -> dict[str, Any]:
             "resume": draw(st.booleans()),
         },
         "max_live": draw(st.integers(1, 8)),
+        "kv": [(draw(st.integers(96, 300)), draw(st.sampled_from([1, 16, 32]))) for _ in range(models)],
         "seed": draw(st.integers(0, 10**6)),
         "steps_s": draw(st.sampled_from([[0.001, 0.004, 0.02], [0.006], [0.004, 0.0041]])),  # foreseen or not
         "leave": draw(st.sampled_from([0.0, 0.1, 0.5, 1.0])),
@@ -90,7 +91,7 @@ def test_every_stream_is_what_the_sequential_loop_gives(world: dict[str, Any]) -
     keep = [[1 if j == i or i > 0 else 0 for j in range(n)] for i in range(n)]  # the entry drops, the others keep
     config = RuntimeConfig.model_validate(
         {
-            "models": names,
+            "models": [{"name": name} for name in names],
             "router": {"name": "markov", "params": {"p": [[1.0 / n] * n] * n, "c": keep}},
             "batching": world["batching"],
             "limits": {"max_live": world["max_live"], "max_queue": 100},
@@ -103,6 +104,8 @@ def test_every_stream_is_what_the_sequential_loop_gives(world: dict[str, Any]) -
             names[i],
             lambda rid, position, token: _drawn(world["seed"], i, rid, position, n, world["leave"]),
             step_s=lambda: (1 + 3 * i) * steps.choice(world["steps_s"]),
+            kv_tokens=world["kv"][i][0],
+            kv_block=world["kv"][i][1],
         )
 
     async def one(deployment: Deployment, number: int, spec: dict[str, Any]) -> None:
@@ -142,7 +145,7 @@ def _two(
 ) -> RuntimeConfig:
     return RuntimeConfig.model_validate(
         {
-            "models": ["slm", "llm"],
+            "models": [{"name": "slm"}, {"name": "llm"}],
             "router": router or {"name": "random"},
             "batching": batching or {},
             "limits": limits or {},

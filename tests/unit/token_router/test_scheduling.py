@@ -37,7 +37,7 @@ def _serve(batching: dict[str, Any], requests: int = 4, max_tokens: int = 30) ->
 
     async def main() -> None:
         config = RuntimeConfig.model_validate(
-            {"models": ["slm", "llm"], "router": {"name": "random"}, "batching": batching}
+            {"models": [{"name": "slm"}, {"name": "llm"}], "router": {"name": "random"}, "batching": batching}
         )
         for name, route, step_s in (("slm", routes[0], 0.006), ("llm", routes[1], 0.0279)):
             llm = TimedLLM(name, route, step_s=lambda step_s=step_s: step_s)  # type: ignore[misc]

@@ -75,7 +75,12 @@ def _worlds(draw: st.DrawFn) -> dict[str, Any]:
 def test_whatever_fails_everybody_is_answered_and_nothing_is_left(world: dict[str, Any]) -> None:
     names = ["slm", "llm"]
     config = RuntimeConfig.model_validate(
-        {"models": names, "router": {"name": "random"}, "batching": world["batching"], "limits": {"max_live": 6}}
+        {
+            "models": [{"name": name} for name in names],
+            "router": {"name": "random"},
+            "batching": world["batching"],
+            "limits": {"max_live": 6},
+        }
     )
     rng = random.Random(world["seed"])
     routes = (lambda rid, at, _: _leaves(world["seed"], rid, at, world["share"]), lambda *_: 1)
@@ -139,7 +144,9 @@ def test_whatever_fails_everybody_is_answered_and_nothing_is_left(world: dict[st
 def _config(models: int = 2, **batching: Any) -> RuntimeConfig:
     names = ["slm", "llm"][:models]
     router = {"name": "random"} if models == 2 else {"name": "markov", "params": {"p": [[1.0]], "c": [[1]]}}
-    return RuntimeConfig.model_validate({"models": names, "router": router, "batching": batching})
+    return RuntimeConfig.model_validate(
+        {"models": [{"name": name} for name in names], "router": router, "batching": batching}
+    )
 
 
 def test_a_long_prompt_is_in_every_call_until_it_is_through() -> None:

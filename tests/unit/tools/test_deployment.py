@@ -29,8 +29,8 @@ def lines_of(path: Path, text: str) -> list[str]:
     ("text", "lines"),
     [
         ("models: [", ["is not valid YAML: line 1, column 10: expected the node content, but found '<stream end>'"]),
-        ("- slm", ["must be a mapping with the keys models, tokenizer, router, batching, limits, server"]),
-        ("", ["must be a mapping with the keys models, tokenizer, router, batching, limits, server"]),
+        ("- slm", ["must be a mapping with the keys models, tokenizer, router, batching, limits, server, memory"]),
+        ("", ["must be a mapping with the keys models, tokenizer, router, batching, limits, server, memory"]),
         ("tokenizer: smollm2", ["models: is missing"]),
         ("models: []", ["models: got []; list should have at least 1 item after validation, not 0"]),
         ("models: [{engine: {type: paced}}]", ["models[0].name: is missing"]),
@@ -45,14 +45,14 @@ def lines_of(path: Path, text: str) -> list[str]:
             PACED + "limit: {max_live: 3}",
             [
                 "limit: unknown key (did you mean 'limits'?); allowed: models, tokenizer, router, batching, limits,"
-                " server"
+                " server, memory"
             ],
         ),
         (
             PACED + "limits: {max_lives: 3}",
             [
                 "limits.max_lives: unknown key (did you mean 'max_live'?); allowed: max_live, max_queue,"
-                " default_max_tokens, step_timeout_s"
+                " default_max_tokens, step_timeout_s, silence_s"
             ],
         ),
         (
@@ -60,12 +60,12 @@ def lines_of(path: Path, text: str) -> list[str]:
             [
                 "models[0].engine.step_ms: got -1; input should be greater than or equal to 0",
                 "models[0].engine.thread: unknown key; allowed: type, step_ms, prefill_token_ms, vocab_size, eos_every,"
-                " context_tokens, max_sessions, prefill_chunk",
+                " context_tokens, max_sessions, kv_tokens, prefill_chunk",
             ],
         ),
         (
             "models: [{name: slm, engine: {type: llama}}]",
-            ["models[0].engine.type: got 'llama'; allowed: 'llama_cpp', 'paced'"],
+            ["models[0].engine.type: got 'llama'; allowed: 'llama_cpp', 'paced', 'tensorrtllm', 'tensorrt_llm'"],
         ),
         ("models: [{name: slm, engine: {step_ms: 1}}]", ["models[0].engine.type: is missing"]),
         ("models: [{name: slm, engine: {type: llama_cpp}}]", ["models[0].engine.weights: is missing"]),
@@ -76,6 +76,61 @@ def lines_of(path: Path, text: str) -> list[str]:
         (
             "models: [{name: ensemble, engine: {type: paced}}]",
             ["models[0].name: got 'ensemble'; 'token_router' and 'ensemble' are the names of the public models"],
+        ),
+        (
+            PACED + "memory: {device: {gpu0: 1GiB}}",
+            [
+                "memory.devices: is missing",
+                "memory.device: unknown key (did you mean 'devices'?); allowed: devices, reserve",
+            ],
+        ),
+        (
+            PACED + "memory: {devices: {gpu0: 80 gigs}}",
+            ["memory.devices.gpu0: got '80 gigs'; could not interpret byte unit: gigs"],
+        ),
+        (PACED + "memory: {devices: {gpu0: 0}}", ["memory.devices: gpu0: must have more than 0 bytes"]),
+        (
+            PACED + "memory: {devices: {}}",
+            ["memory.devices: got {}; dictionary should have at least 1 item after validation, not 0"],
+        ),
+        (
+            PACED + "memory: {devices: {gpu0: 1GiB}, reserve: 1}",
+            ["memory.reserve: got 1; input should be less than 1"],
+        ),
+        (
+            "models: [{name: a, device: gpu0, engine: {type: paced}}]",
+            ["models[0].device: unknown key (did you mean 'devices'?); allowed: name, engine, url, devices, build"],
+        ),
+        (
+            "models: [{name: a, engine: {type: paced}, build: {weights: int8}}]",
+            ["models[0].build.weights: got 'int8'; input should be '16bit', 'fp8' or 'int4_awq'"],
+        ),
+        (
+            "models: [{name: a, engine: {type: paced}, build: {kv_cache: fp8}}]",
+            ["models[0].build: kv_cache: got fp8 with weights: 16bit; KV blocks are reused with fp8 for both only"],
+        ),
+        (
+            "models: [{name: a, engine: {type: llama_cpp, weights: x, max_sessions: 2, kv_tokens: 5000}}]",
+            [
+                "models[0].engine: kv_tokens: got 5000; with deterministic: true every session has a KV buffer of its"
+                " own, max_sessions * context_tokens = 8192 together; lower max_sessions, or set deterministic: false"
+            ],
+        ),
+        (
+            "models: [{name: a, engine: {type: llama_cpp, weights: x, kv_tokens: 70000, deterministic: false}}]",
+            ["models[0].engine: kv_tokens: got 70000; at most max_sessions * context_tokens = 65536 are used"],
+        ),
+        (
+            "models: [{name: a, url: gpu2, engine: {type: paced}}]",
+            ["models[0].url: got 'gpu2'; must be host:port of a gRPC endpoint, such as gpu2:8001"],
+        ),
+        (
+            "models: [{name: a, url: 'gpu2:80010', engine: {type: paced}}]",
+            ["models[0].url: got 'gpu2:80010'; must be host:port of a gRPC endpoint, such as gpu2:8001"],
+        ),
+        (
+            "models: [{name: a, url: 'http://gpu2:8001', engine: {type: paced}}]",
+            ["models[0].url: got 'http://gpu2:8001'; must be host:port of a gRPC endpoint, such as gpu2:8001"],
         ),
         (
             "models: [{name: a, engine: {type: paced}}, {name: a, engine: {type: paced}}]",
@@ -166,7 +221,7 @@ def test_names_of_the_catalogue_stay_names() -> None:
 def test_a_shipped_deployment_survives_its_own_dump(name: str) -> None:
     deployment = load_deployment(name)
     assert Deployment.model_validate(deployment.model_dump()) == deployment
-    assert deployment.runtime().models == deployment.model_names == ["slm", "llm"]
+    assert deployment.runtime().model_names == deployment.model_names == ["slm", "llm"]
 
 
 @pytest.mark.parametrize("batching", ["auto", "{threshold: auto}"])

@@ -1,0 +1,383 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Conformance of models of the stock `tensorrtllm` backend: on the stand-in here, unchanged on the real one
+(tests/triton/stock.py). Where a test depends on weights or on a build that only the stand-in has, it says so."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from tritonclient.utils import InferenceServerException
+
+from python_backends.llm.engines.stock_facts import stock_facts
+from python_backends.llm.gguf_header import read_gguf_header
+from tests.triton.servers import VOCABULARY, Background, assert_clean_and_serving, paced_tokens, wait_until
+from tests.triton.stock import REAL, TOKENS_PER_BLOCK, engine_folder, real_deployment, stock_engine, stock_server
+from tests.unit.routers.trained import network, write
+from tools.client import Answer, GenerationError, TokenRouterClient
+from tools.deployment import Deployment
+from tools.errors import UserError
+from tools.supervisor import RunningServer, running_server
+from tools.validate import require_valid
+
+pytestmark = pytest.mark.triton
+stand_in_only = pytest.mark.skipif(REAL is not None, reason="needs the stand-in")
+
+PROMPT = "Tell me about rivers."
+RSTITCH = {"name": "rstitch", "params": {"tau": 0.4 if REAL is None else 0.02}}  # so that both models write
+
+
+@pytest.fixture(scope="module")
+def engines(tiny_deployment: Deployment, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """An engine folder for each of the two tiny llama.cpp models."""
+    folder, folders = tmp_path_factory.mktemp("engines"), {}
+    for model in tiny_deployment.models:
+        tokens = read_gguf_header(Path(model.engine.weights)).arrays["tokenizer.ggml.tokens"]  # type: ignore[union-attr]
+        folders[model.name] = engine_folder(folder / model.name, model.engine.model_dump(), tokens.length)
+    return folders
+
+
+@pytest.fixture(scope="module")
+def stock(engines: dict[str, Path], tiny_deployment: Deployment) -> Any:
+    """A deployment of stock models under a router; parts: other sections of it."""
+
+    def deployment(router: dict[str, Any], count: int = 2, **parts: Any) -> Deployment:
+        if REAL is not None:
+            real = real_deployment(router=router, **parts)
+            return real.model_copy(update={"models": real.models[:count]})
+        ends = [1]
+        return Deployment.model_validate(
+            {
+                "models": [
+                    {"name": name, "engine": stock_engine(folder, eos_token_ids=ends)}
+                    for name, folder in list(engines.items())[:count]
+                ],
+                "tokenizer": tiny_deployment.tokenizer,
+                "router": router,
+                "server": {"http_port": 0, "grpc_port": 0, "metrics_port": 0},
+            }
+            | parts
+        )
+
+    return deployment
+
+
+@pytest.fixture(scope="module")
+def server(stock: Any) -> Iterator[RunningServer]:
+    with stock_server(stock(RSTITCH)) as running:
+        yield running
+
+
+def ask(server: RunningServer, **request: Any) -> Answer:
+    with TokenRouterClient(server.grpc_url) as client:
+        return Answer.of(client.generate(timeout_s=60, **({"text": PROMPT} | request)))
+
+
+def infer(
+    server: RunningServer,
+    model: str,
+    outputs: tuple[str, ...] = ("output_ids", "sequence_length"),
+    request_id: str = "",
+    **inputs: Any,
+) -> triton.InferResult:
+    """One request to the stock model itself, as its own clients send it."""
+    types = {"stop": bool, "streaming": bool, "return_perf_metrics": bool, "return_generation_logits": bool}
+    tensors = []
+    for name, value in inputs.items():
+        array = np.array([value], types.get(name, np.int32)).reshape(1, -1)
+        tensor = triton.InferInput(name, list(array.shape), "BOOL" if array.dtype == bool else "INT32")
+        tensor.set_data_from_numpy(array)
+        tensors.append(tensor)
+    with triton.InferenceServerClient(server.grpc_url) as client:
+        return client.infer(
+            model, tensors, outputs=[triton.InferRequestedOutput(n) for n in outputs], request_id=request_id
+        )
+
+
+def requests_made(server: RunningServer, model: str) -> int:
+    with triton.InferenceServerClient(server.grpc_url) as client:
+        (stats,) = client.get_inference_statistics(model, as_json=True)["model_stats"]
+    return int(stats["inference_count"])
+
+
+def kv(server: RunningServer, model: str) -> tuple[int, int]:
+    status = server.control.status().models[model]
+    return status["kv_reused_blocks"], status["kv_new_blocks"]
+
+
+# The routers
+
+
+@pytest.mark.parametrize(
+    ("router", "models", "request_"),
+    [
+        ({"name": "random", "params": {"p": 0.5}}, 2, {"seed": 3}),
+        ({"name": "me", "params": {"weights": [0.5, 0.5]}}, 2, {"temperature": 1.0, "seed": 3}),
+        ({"name": "single"}, 1, {}),
+    ],
+)
+def test_a_router_that_needs_only_logits(
+    stock: Any, router: dict[str, Any], models: int, request_: dict[str, Any]
+) -> None:
+    with stock_server(stock(router, models)) as server:
+        answers = [ask(server, max_tokens=40, ignore_eos=True, **request_) for _ in range(2)]
+        assert len(answers[0].ids) == 40
+        assert len(set(answers[0].models)) == models
+        if REAL is None:  # reuse may change a real engine's logits in their last bit
+            assert answers[0].ids == answers[1].ids
+        assert_clean_and_serving(server, input_ids=[3, 4], max_tokens=2, **request_)
+
+
+def test_rstitch_both_models_write_and_log_probs_come(server: RunningServer) -> None:
+    answer = ask(server, max_tokens=60, ignore_eos=True, return_log_probs=True)
+    assert len(answer.ids) == 60 and set(answer.models) == {"slm", "llm"}
+    assert_clean_and_serving(server)
+
+
+@stand_in_only
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.9, "top_p": 0.9, "seed": 5, "presence_penalty": 0.5}])
+def test_the_tokens_are_those_of_the_engine_llama_cpp(
+    server: RunningServer, tiny_server: RunningServer, sampling: dict[str, Any]
+) -> None:
+    prompts = [PROMPT, "x", "How do I boil an egg? " * 10, "Why is the sky blue?", "Name a river.", "A poem, please."]
+
+    def both(prompt: str) -> tuple[Answer, Answer]:
+        request = {"text": prompt, "max_tokens": 40, "ignore_eos": True, **sampling}
+        return ask(server, **request), ask(tiny_server, **request)
+
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        for ours, theirs in pool.map(both, prompts):
+            assert (ours.ids, ours.models) == (theirs.ids, theirs.models)
+
+
+@pytest.mark.parametrize(
+    ("name", "needs"), [("citer", "hidden_states"), ("co_llm", "hidden_states"), ("r2r", "embeddings")]
+)
+def test_a_router_that_needs_more_than_logits_is_refused_at_start(
+    stock: Any, name: str, needs: str, tmp_path: Path
+) -> None:
+    weights = write(tmp_path / "router.safetensors", name, network(name))
+    deployment = stock({"name": name, "params": {"weights": str(weights)}})
+    with pytest.raises(UserError) as refusal:
+        require_valid(deployment)
+    text = str(refusal.value)
+    assert f"models[0].engine.type: got 'tensorrtllm'; router '{name}' needs {needs}" in text
+    assert "allowed: llama_cpp" in text
+    with pytest.raises(UserError, match=needs), running_server(deployment):
+        pass
+
+
+# Streaming, cancelling
+
+
+def test_streamed_and_whole_are_the_same_answer(server: RunningServer) -> None:
+    with TokenRouterClient(server.grpc_url) as client:
+        chunks = list(client.generate(text=PROMPT, max_tokens=60, ignore_eos=True, timeout_s=60))
+    assert len(chunks) > 5
+    assert sum(len(c.ids) for c in chunks) == 60 and chunks[-1].usage["completion_tokens"] == 60
+    assert chunks[-1].finish_reason == "length"
+    whole = ask(server, max_tokens=60, ignore_eos=True, stream=False)
+    if REAL is None:
+        assert [i for c in chunks for i in c.ids] == whole.ids
+
+
+def test_cancel(server: RunningServer) -> None:
+    running = Background(server.grpc_url, text=PROMPT, max_tokens=400, ignore_eos=True)
+    wait_until("the first tokens", lambda: len(running.answer.ids) > 3)
+    running.client.cancel()
+    running.join(10)
+    assert running.error is not None and running.error.status is grpc.StatusCode.CANCELLED
+    assert_clean_and_serving(server)
+
+
+def test_many_at_once(server: RunningServer) -> None:
+    alone = ask(server, max_tokens=30, ignore_eos=True)
+    with ThreadPoolExecutor(12) as pool:
+        requests = [pool.submit(ask, server, max_tokens=30, ignore_eos=True, text=f"{i} {PROMPT}") for i in range(11)]
+        together = ask(server, max_tokens=30, ignore_eos=True)
+        assert all(len(request.result().ids) == 30 for request in requests)
+    if REAL is None:
+        assert (together.ids, together.models) == (alone.ids, alone.models)
+    assert_clean_and_serving(server)
+
+
+# KV
+
+
+def test_every_step_finds_the_blocks_of_the_one_before(stock: Any) -> None:
+    """A step computes its last token; the rest is whole blocks and the beginning of one more."""
+    prompt, made = list(range(3, 3 + 2 * TOKENS_PER_BLOCK + 5)), TOKENS_PER_BLOCK + 3
+    deployment = stock({"name": "single"}, 1)
+    block, name = deployment.models[0].engine.tokens_per_block, deployment.model_names[0]
+    lengths = range(len(prompt), len(prompt) + made - 1)  # of what each step but the first finds
+    with stock_server(deployment) as server:
+        reused, new = kv(server, name)
+        ask(server, text=None, input_ids=prompt, max_tokens=made, ignore_eos=True)
+        first = kv(server, name)
+        assert first[0] - reused == sum(-(-length // block) for length in lengths)
+        assert first[1] - new <= -(-(len(prompt) + made) // block) + 1
+        ask(server, text=None, input_ids=prompt, max_tokens=1)
+        again = kv(server, name)
+        assert again[0] - first[0] == -(-(len(prompt) - 1) // block)  # the prompt's last token is computed anew
+
+
+def test_a_prompt_longer_than_a_chunk(stock: Any) -> None:
+    """Chunks are requests of their own; each finds what the one before has left."""
+    deployment = stock({"name": "single"}, 1)
+    engine = deployment.models[0].engine
+    prompt = [3 + i % 50 for i in range(engine.prefill_chunk + 40)]
+    with stock_server(deployment) as server:
+        before, requests = kv(server, "slm"), requests_made(server, "slm")
+        ask(server, text=None, input_ids=prompt, max_tokens=1)
+        assert requests_made(server, "slm") - requests == 2
+        assert kv(server, "slm")[0] - before[0] == engine.prefill_chunk // engine.tokens_per_block
+
+
+# What the model itself refuses
+
+
+def test_an_over_long_prompt_is_refused_by_the_model(server: RunningServer) -> None:
+    longest = stock_facts(server.deployment.models[0].engine).context_tokens - 1  # type: ignore[arg-type]
+    prompt = [3] * (longest + 1)
+    with pytest.raises(
+        InferenceServerException, match=f"Prompt length \\({longest + 1}\\) exceeds maximum input length"
+    ):
+        infer(server, "slm", input_ids=prompt, input_lengths=len(prompt), request_output_len=1)
+    with pytest.raises(GenerationError, match="leave no room for an answer"):
+        ask(server, text=None, input_ids=[3] * (longest + 1), max_tokens=1)
+    assert_clean_and_serving(server)
+
+
+@stand_in_only
+def test_what_the_model_refuses_is_an_error_of_that_request_only(stock: Any, engines: dict[str, Path]) -> None:
+    """Without chunked context a prompt must fit in the engine's max_num_tokens, which no file of ours knows."""
+    folder = engines["slm"].parent / "short"
+    engine = stock_engine(
+        engine_folder(folder, *_engine_of(engines["slm"]), max_num_tokens=48),
+        eos_token_ids=[1], parameters={"enable_chunked_context": False},
+    )  # fmt: skip
+    with stock_server(stock({"name": "single"}, 1, models=[{"name": "slm", "engine": engine}])) as server:
+        beside = Background(server.grpc_url, input_ids=[5, 6, 7], max_tokens=40, ignore_eos=True)
+        with pytest.raises(GenerationError) as refusal:
+            ask(server, text=None, input_ids=[4] * 60, max_tokens=5)
+        text = refusal.value.message
+        assert "Prompt length (60) exceeds maximum input length (48)" in text and "llmRequest.h" not in text
+        beside.join(20)
+        assert beside.error is None and len(beside.answer.ids) == 40
+        assert_clean_and_serving(server)
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        ({"streaming": True}, "Streaming is only supported if model is deployed using decoupled mode"),
+        ({"retention_token_range_starts": 0}, "retention_token_range_ends must be provided"),
+        ({"outputs": ("output_ids",)}, "sequence_length tensor must be present in list of output tensors"),
+    ],
+)
+def test_a_refused_parameter(server: RunningServer, request_: dict[str, Any], message: str) -> None:
+    prompt = {"input_ids": [3, 4, 5], "input_lengths": 3, "request_output_len": 1}
+    with pytest.raises(InferenceServerException, match=message):
+        infer(server, "slm", **(prompt | request_))
+    assert_clean_and_serving(server)
+
+
+def test_stop_by_request_id(server: RunningServer) -> None:
+    prompt = {"input_ids": [3, 4, 5], "input_lengths": 3}
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(infer, server, "llm", request_id="stop-me", **prompt, request_output_len=400)
+        time.sleep(0.05)
+        infer(server, "llm", request_id="stop-me", stop=True, input_lengths=1, request_output_len=1)
+        assert int(running.result(20).as_numpy("sequence_length").reshape(-1)[0]) < 400
+    infer(server, "llm", request_id="never-there", stop=True, input_lengths=1, request_output_len=1)
+    with pytest.raises(InferenceServerException, match="request ID is not provided"):
+        infer(server, "llm", stop=True, input_lengths=1, request_output_len=1)
+
+
+# Without logits
+
+
+@pytest.fixture(scope="module")
+def paced_stock(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Stock models on paced engines, which give no logits."""
+
+    def deployment(step_ms: float, router: dict[str, Any], limits: dict[str, Any], **engine: Any) -> Deployment:
+        paced = {
+            "type": "paced",
+            "step_ms": step_ms,
+            "vocab_size": VOCABULARY,
+            "context_tokens": 512,
+            "max_sessions": 32,
+        }
+        settings = {"eos_token_ids": [0], "return_logits": False} | engine
+        folder = tmp_path_factory.mktemp("paced")
+        return Deployment.model_validate(
+            {
+                "models": [
+                    {"name": n, "engine": stock_engine(engine_folder(folder / n, paced, VOCABULARY), **settings)}
+                    for n in ("slm", "llm")
+                ],
+                "router": router,
+                "limits": limits,
+                "server": {"http_port": 0, "grpc_port": 0, "metrics_port": 0},
+            }
+        )
+
+    return deployment
+
+
+@stand_in_only
+@pytest.mark.parametrize("run_tokens", [1, 4])
+def test_greedy_runs_without_logits(paced_stock: Any, run_tokens: int) -> None:
+    """A run of several tokens is one request, and changes no token."""
+    deployment = paced_stock(1.0, {"name": "random", "params": {"p": 0.0}}, {}, run_tokens=run_tokens)
+    with stock_server(deployment) as server:
+        before = requests_made(server, "slm")
+        answer = ask(server, text=None, input_ids=[5, 6, 7], max_tokens=40, ignore_eos=True)
+        assert answer.ids == paced_tokens("slm", [5, 6, 7], 40)
+        assert requests_made(server, "slm") - before == 40 // run_tokens
+        with pytest.raises(GenerationError, match="can't sample"):
+            ask(server, text=None, input_ids=[5], temperature=0.7)
+
+
+@stand_in_only
+def test_a_run_is_thrown_away_where_the_session_comes_back_changed(paced_stock: Any) -> None:
+    deployment = paced_stock(1.0, {"name": "random", "params": {"p": 0.4}}, {}, run_tokens=4)
+    with stock_server(deployment) as server:
+        answer = ask(server, text=None, input_ids=[5, 6, 7], max_tokens=60, ignore_eos=True)
+        tokens = [5, 6, 7]
+        for token, model in zip(answer.ids, answer.models, strict=True):
+            assert token == paced_tokens(model, tokens, 1)[0]
+            tokens.append(token)
+        assert set(answer.models) == {"slm", "llm"}
+        assert_clean_and_serving(server)
+
+
+@stand_in_only
+def test_a_step_that_hangs_is_stopped_and_fails(paced_stock: Any) -> None:
+    """Somebody else has taken all the KV: the request waits inside the executor."""
+    deployment = paced_stock(25.0, {"name": "random", "params": {"p": 0.0}}, {"step_timeout_s": 0.6}, max_tokens=256)
+    with stock_server(deployment) as server, ThreadPoolExecutor(1) as pool:
+        other = pool.submit(infer, server, "slm", input_ids=[3] * 10, input_lengths=10, request_output_len=240)
+        time.sleep(0.3)
+        began = time.monotonic()
+        with pytest.raises(GenerationError, match="it was stopped before it made a token"):
+            ask(server, text=None, input_ids=[5, 6, 7] * 8, max_tokens=4)
+        assert time.monotonic() - began < 5 and not other.done()
+        other.result(30)
+        assert_clean_and_serving(server)
+        assert server.control.status().models["slm"]["state"] == "up"
+
+
+def _engine_of(folder: Path) -> tuple[dict[str, Any], int]:
+    """What the stand-in runs there, and its vocabulary."""
+    engine, build = (json.loads((folder / name).read_text()) for name in ("stand_in.json", "config.json"))
+    return engine, build["pretrained_config"]["vocab_size"]

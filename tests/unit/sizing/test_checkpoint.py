@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sizes of the Qwen3 family against figures by hand, and what can't be sized."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.sizing.models import GOLDEN, write_checkpoint
+from tools.errors import UserError
+from tools.sizing.checkpoint import Checkpoint
+
+RANKS = [(name, ranks) for name, golden in GOLDEN.items() for ranks in golden["ranks"]]
+
+
+@pytest.mark.parametrize(("name", "ranks"), RANKS)
+def test_the_family_is_as_by_hand(name: str, ranks: int) -> None:
+    checkpoint, golden = Checkpoint.model_validate(GOLDEN[name]["config"]), GOLDEN[name]["ranks"][ranks]
+    assert {
+        "pytorch": checkpoint.weight_bytes(ranks, "16bit", "pytorch"),
+        "engine": checkpoint.weight_bytes(ranks, "16bit", "engine"),
+        "engine_fp8": checkpoint.weight_bytes(ranks, "fp8", "engine"),
+        "kv_16bit": checkpoint.kv_token_bytes(ranks, "16bit"),
+        "kv_fp8": checkpoint.kv_token_bytes(ranks, "fp8"),
+    } == golden
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_one_rank_holds_what_the_files_of_the_weights_hold(name: str) -> None:
+    checkpoint = Checkpoint.model_validate(GOLDEN[name]["config"])
+    assert checkpoint.weight_bytes(1, "16bit", "pytorch") == GOLDEN[name]["total"]
+
+
+def test_with_more_ranks_than_kv_heads_each_has_one() -> None:
+    checkpoint = Checkpoint.model_validate(GOLDEN["Qwen3-32B"]["config"])
+    assert checkpoint.kv_token_bytes(16, "16bit") == checkpoint.kv_token_bytes(8, "16bit")
+
+
+def test_awq_is_half_a_byte_and_a_scale_for_each_128() -> None:
+    checkpoint = Checkpoint.model_validate(GOLDEN["Qwen3-8B"]["config"])
+    saved = checkpoint.weight_bytes(1, "16bit", "engine") - checkpoint.weight_bytes(1, "int4_awq", "engine")
+    assert saved == 6_945_767_424 * (2 - 0.5 - 2 / 128)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "more", "difference"),
+    [
+        # Qwen2 has biases of queries, keys and values, and no norms of the heads
+        ("qwen2", {}, 2 * 28 * (16 * 128 + 2 * 1024 - 2 * 128)),
+        ("llama", {}, -2 * 28 * 2 * 128),
+        ("llama", {"attention_bias": True}, 2 * 28 * (16 * 128 + 2 * 1024 + 1024 - 2 * 128)),
+    ],
+)
+def test_families_differ_in_small_things(model_type: str, more: dict[str, Any], difference: int) -> None:
+    config = GOLDEN["Qwen3-0.6B"]["config"]
+    other = Checkpoint.model_validate({**config, "model_type": model_type, **more})
+    assert other.weight_bytes(1, "16bit", "pytorch") == GOLDEN["Qwen3-0.6B"]["total"] + difference
+
+
+def test_what_transformers_would_take_for_a_missing_key(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, "Qwen3-0.6B", head_dim=None, num_key_value_heads=None)
+    checkpoint = Checkpoint.read(folder)
+    assert (checkpoint.head_dim, checkpoint.num_key_value_heads) == (1024 // 16, 16)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "config.json: can't be read: No such file or directory"),
+        ("{", "config.json: is not JSON: "),
+        ('{"model_type": "deepseek_v3"}', "config.json: model_type: Input should be 'llama', 'mistral', 'qwen2' or"),
+    ],
+)
+def test_what_cannot_be_sized(tmp_path: Path, text: str | None, message: str) -> None:
+    if text is not None:
+        (tmp_path / "config.json").write_text(text)
+    with pytest.raises(UserError) as error:
+        Checkpoint.read(tmp_path)
+    assert message in error.value.lines[0]

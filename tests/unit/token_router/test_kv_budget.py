@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every model's KV: never promised twice, given in order, and given back."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from python_backends.token_router.config import RuntimeConfig
+from python_backends.token_router.errors import InvalidRequest, RequestCancelled, Unavailable
+from python_backends.token_router.kv_budget import KvBudget, KvPool
+from tests.unit.token_router.harness import Deployment, FakeLLM, run
+
+
+def _config(**limits: Any) -> RuntimeConfig:
+    return RuntimeConfig.model_validate(
+        {"models": [{"name": "slm"}, {"name": "llm"}], "router": {"name": "random"}, "limits": limits}
+    )
+
+
+def _llms(slm: tuple[int, int], llm: tuple[int, int]) -> list[FakeLLM]:
+    """(kv_tokens, kv_block) of each; every third token goes to the LLM and back."""
+    return [
+        FakeLLM("slm", lambda _, position, __: int(position % 3 == 0), lambda: 0.01, kv_tokens=slm[0], kv_block=slm[1]),
+        FakeLLM("llm", lambda *_: 1, lambda: 0.03, kv_tokens=llm[0], kv_block=llm[1]),
+    ]
+
+
+def test_a_sequence_takes_whole_blocks() -> None:
+    pool = KvPool("slm", 100, 32)
+    assert [pool.takes(n) for n in (1, 32, 33, 96)] == [32, 32, 64, 96]
+    assert pool.longest == 96
+
+
+def test_what_is_reserved_on_one_model_is_reserved_on_all() -> None:
+    kv = KvBudget(["slm", "llm"])
+    assert not kv.fits(1)  # nobody has said what they hold
+    kv.use([KvPool("slm", 100, 1), KvPool("llm", 128, 32)])
+    kv.reserve(1, 33)
+    assert kv.reserved() == [33, 64] and kv.free() == [67, 64]
+    assert kv.fits(64) and not kv.fits(65)  # the LLM's last two blocks
+    assert kv.could_fit(100) and not kv.could_fit(101)
+    kv.release(1)
+    assert kv.reserved() == [0, 0] and kv.free() == [100, 128]
+
+
+@given(
+    slm=st.tuples(st.integers(64, 200), st.sampled_from([1, 16, 32])),
+    llm=st.tuples(st.integers(64, 200), st.sampled_from([1, 16, 32])),
+    requests=st.lists(
+        st.fixed_dictionaries(
+            {
+                "prompt": st.integers(1, 40),
+                "max_tokens": st.integers(1, 24),
+                "at": st.floats(0, 1.0),
+                "cancel_after": st.one_of(st.none(), st.none(), st.floats(0, 1.0)),
+            }
+        ),
+        min_size=1,
+        max_size=16,
+    ),
+)
+@settings(max_examples=100, deadline=None)
+def test_never_over_committed_in_order_and_nothing_left(
+    slm: tuple[int, int], llm: tuple[int, int], requests: list[dict[str, Any]]
+) -> None:
+    """FakeLLM asserts that it never holds more than it has. Everybody who isn't cancelled is served, and nobody is
+    admitted before one who came earlier and still waits."""
+
+    async def main() -> None:
+        async with Deployment(_config(max_live=16, max_queue=100), _llms(slm, llm)) as d:
+            admitted: list[int] = []
+            admit = d.runtime._inter_model.admit
+
+            def noted(request: Any) -> None:
+                admitted.append(request.rid)
+                client = d.runtime._client
+                for pool, reserved in zip(d.runtime.require_served().pools, client.kv.reserved(), strict=True):
+                    live = [pool.takes(r.limit) for r in client._live.values()]
+                    assert sum(live) == reserved <= pool.tokens
+                admit(request)
+
+            d.runtime._inter_model.admit = noted  # type: ignore[method-assign]
+
+            async def one(spec: dict[str, Any]) -> None:
+                await asyncio.sleep(spec["at"])
+                request, stream = d.submit(
+                    input_ids=[7] * spec["prompt"], max_tokens=spec["max_tokens"], ignore_eos=True
+                )
+                if spec["cancel_after"] is not None:
+                    await asyncio.sleep(spec["cancel_after"])
+                    d.runtime.cancel(request)
+                await stream.done.wait()
+                if spec["cancel_after"] is None:
+                    assert stream.error is None and len(stream.token_ids) == spec["max_tokens"]
+                else:
+                    assert stream.error is None or isinstance(stream.error, RequestCancelled)
+
+            await asyncio.gather(*map(one, requests))
+            assert admitted == sorted(admitted)
+            await d.settled()
+            pools = d.runtime.require_served().pools
+            models = d.runtime.status()["models"].values()
+            assert [(m["kv_reserved"], m["kv_free"]) for m in models] == [(0, pool.tokens) for pool in pools]
+
+    run(main())
+
+
+def test_what_does_not_fit_waits_and_a_short_one_does_not_overtake() -> None:
+    async def main() -> None:
+        async with Deployment(_config(), _llms((100, 1), (1000, 1))) as d:
+            _, first = d.submit(input_ids=[5] * 10, max_tokens=50)
+            _, long = d.submit(input_ids=[5] * 10, max_tokens=60)
+            _, short = d.submit(input_ids=[5], max_tokens=4)
+            status = d.runtime.status()
+            assert (status["live"], status["queued"]) == (1, 2)
+            assert [(m["kv_reserved"], m["kv_free"]) for m in status["models"].values()] == [(60, 40), (60, 940)]
+            await short.done.wait()
+            assert first.done.is_set() and len(long.token_ids) > 0
+            await long.done.wait()
+            assert all(s.error is None for s in (first, long, short))
+            await d.settled()
+
+    run(main())
+
+
+def test_a_cancelled_waiter_lets_the_next_one_in() -> None:
+    async def main() -> None:
+        async with Deployment(_config(), _llms((100, 1), (1000, 1))) as d:
+            _, running = d.submit(input_ids=[5] * 10, max_tokens=50)
+            request, waiting = d.submit(input_ids=[5] * 10, max_tokens=60)
+            _, short = d.submit(input_ids=[5], max_tokens=4)
+            d.runtime.cancel(request)
+            assert isinstance(waiting.error, RequestCancelled)
+            assert (d.runtime.status()["live"], d.runtime.status()["queued"]) == (2, 0)
+            await short.done.wait()
+            await running.done.wait()
+            await d.settled()
+
+    run(main())
+
+
+def test_the_queue_limit_holds_for_those_who_wait_for_kv() -> None:
+    async def main() -> None:
+        async with Deployment(_config(max_queue=1), _llms((100, 1), (100, 1))) as d:
+            streams = [d.submit(input_ids=[5] * 10, max_tokens=50)[1] for _ in range(3)]
+            assert isinstance(streams[2].error, Unavailable)
+            assert "the queue is full: 1 requests running, 1 waiting (limit 1)" in str(streams[2].error)
+            _, short = d.submit(input_ids=[5], max_tokens=4)  # there is room for it, but somebody waits already
+            assert isinstance(short.error, Unavailable)
+            for stream in streams[:2]:
+                await stream.done.wait()
+                assert stream.error is None
+            await d.settled()
+
+    run(main())
+
+
+def test_a_model_that_comes_back_smaller_refuses_what_can_never_fit() -> None:
+    async def main() -> None:
+        llms = _llms((100, 1), (100, 1))
+        async with Deployment(_config(), llms) as d:
+            _, running = d.submit(input_ids=[5] * 10, max_tokens=50)
+            _, long = d.submit(input_ids=[5] * 10, max_tokens=60)
+            _, short = d.submit(input_ids=[5], max_tokens=4)
+            llms[1].facts = FakeLLM("llm", lambda *_: 1, lambda: 0.03, kv_tokens=50).facts
+            llms[1].die()
+            await running.done.wait()
+            await long.done.wait()
+            await short.done.wait()
+            assert isinstance(running.error, Unavailable)
+            assert isinstance(long.error, InvalidRequest | Unavailable)
+            assert short.error is None or isinstance(short.error, Unavailable)
+            _, again = d.submit(input_ids=[5] * 10, max_tokens=40)
+            await again.done.wait()
+            assert again.error is None
+            await d.settled()
+
+    run(main())

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The MPS daemon of a run, with a control program that only pretends."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tools import supervisor as module
+from tools.deployment import Deployment
+from tools.errors import UserError
+from tools.mps import Mps, shares_a_gpu
+from tools.supervisor import Supervisor
+
+GPU = {"type": "llama_cpp", "weights": "w.gguf", "gpu_layers": -1}
+CPU = {"type": "llama_cpp", "weights": "w.gguf"}
+TRT = {"type": "tensorrt_llm", "weights": "w"}
+
+
+@pytest.fixture
+def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder on PATH with a program that notes what it is told, and stays in the background when it is a daemon.
+    `fails` in it makes it fail."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    program = folder / "nvidia-cuda-mps-control"
+    program.write_text(
+        f"#!/bin/sh\n[ -e {folder}/fails ] && {{ echo 'no GPU' >&2; exit 1; }}\n"
+        f'if [ "$1" = -d ]; then echo "start $CUDA_MPS_PIPE_DIRECTORY $CUDA_MPS_LOG_DIRECTORY" >> {folder}/told;'
+        f" sleep 60 & echo $! > {folder}/pid; else cat >> {folder}/told; kill $(cat {folder}/pid); fi\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+    return folder
+
+
+def test_it_is_started_and_ended_once(control: Path, tmp_path: Path) -> None:
+    mps = Mps(tmp_path / "mps")
+    mps.start()
+    pid = int((control / "pid").read_text())
+    os.kill(pid, 0)  # it runs
+    assert all(Path(folder).is_dir() for folder in mps.environment.values())
+    mps.stop()
+    mps.stop()
+    pipe, log = mps.environment["CUDA_MPS_PIPE_DIRECTORY"], mps.environment["CUDA_MPS_LOG_DIRECTORY"]
+    assert (control / "told").read_text() == f"start {pipe} {log}\nquit\n"
+
+
+def test_one_that_cannot_start_says_why(control: Path, tmp_path: Path) -> None:
+    (control / "fails").touch()
+    mps = Mps(tmp_path / "mps")
+    with pytest.raises(UserError, match=r"^server\.mps: nvidia-cuda-mps-control -d failed: no GPU$"):
+        mps.start()
+    mps.stop()
+    assert not (control / "told").exists()
+
+
+def test_without_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match=r"^server\.mps: true; there is no nvidia-cuda-mps-control on PATH"):
+        Mps(tmp_path / "mps").start()
+
+
+@pytest.mark.parametrize(
+    ("engines", "devices", "shared"),
+    [
+        ([GPU, TRT], None, True),  # nobody says where they are
+        ([GPU, CPU], None, False),
+        ([{"type": "paced"}, TRT], None, False),
+        ([TRT, TRT], [["gpu0"], ["gpu1"]], False),
+        ([TRT, TRT], [["gpu0"], ["gpu0"]], True),
+        ([CPU, TRT], [["gpu0"], ["gpu0"]], False),
+    ],
+)
+def test_who_shares_a_gpu(engines: list[dict[str, Any]], devices: list[list[str]] | None, shared: bool) -> None:
+    models = [{"name": f"m{i}", "engine": engine} for i, engine in enumerate(engines)]
+    given: dict[str, Any] = {"models": models}
+    if devices is not None:
+        for model, names in zip(models, devices, strict=True):
+            model["devices"] = names
+        given["memory"] = {"devices": {"gpu0": "40GiB", "gpu1": "40GiB"}}
+    deployment = Deployment.model_validate(given)
+    assert shares_a_gpu(deployment) == shared
+
+
+def test_a_model_on_another_host_shares_none() -> None:
+    models = [{"name": "slm", "engine": TRT}, {"name": "llm", "engine": TRT, "url": "gpu2:8001"}]
+    assert not shares_a_gpu(Deployment.model_validate({"models": models}))
+
+
+class FakeTriton:
+    """Notes the environment that it is started with, and never gets ready."""
+
+    grpc_url = "unused"
+
+    def __init__(self, *_: object) -> None:
+        self.environment: Mapping[str, str] | None = None
+
+    def start(self, more: Mapping[str, str] | None = None) -> None:
+        self.environment = more
+
+    def is_ready(self) -> bool:
+        return False
+
+    def load_failure(self) -> str:
+        return "enough seen"
+
+    def stop(self) -> None: ...
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_the_supervisor_starts_it_for_models_that_share_and_ends_it(
+    control: Path, monkeypatch: pytest.MonkeyPatch, shared: bool
+) -> None:
+    triton = FakeTriton()
+    monkeypatch.setattr(module, "find_triton", lambda: None)
+    monkeypatch.setattr(module, "TritonServer", lambda *_: triton)
+    monkeypatch.setattr(module, "shares_a_gpu", lambda _: shared)
+    ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
+    given = {"models": [{"name": "slm", "engine": {"type": "paced"}}], "router": {"name": "single"}}
+    supervisor = Supervisor(Deployment.model_validate({**given, "server": {**ports, "mps": True}}))
+    with pytest.raises(UserError, match="enough seen"):
+        supervisor.start()
+    supervisor.stop(drain=False)
+    if shared:
+        assert triton.environment is not None
+        pipe, log = triton.environment["CUDA_MPS_PIPE_DIRECTORY"], triton.environment["CUDA_MPS_LOG_DIRECTORY"]
+        assert (control / "told").read_text() == f"start {pipe} {log}\nquit\n"
+    else:
+        assert triton.environment is None and not (control / "told").exists()

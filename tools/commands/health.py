@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tokenrouter health`: whether a server on this machine serves, for health checks of containers."""
+
+from __future__ import annotations
+
+import grpc  # type: ignore[import-untyped]
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from tools.client import GenerationError, TokenRouterClient
+from tools.control import ControlError
+from tools.deployment import ROUTER
+from tools.errors import UserError
+from tools.first_token import FirstToken
+from tools.running import FoundServer, find_server
+
+__all__ = ["health"]
+
+
+def health(server: str, timeout_s: float) -> str:
+    """What was found out, as one line: by a token of a request of its own; on a host that only has LLMs, by what
+    Triton says of them. server: as `find_server` takes it. Raises UserError when it doesn't serve."""
+    found = find_server(server)
+    models = found.models()
+    if ROUTER not in models:
+        return _loaded(found, models, timeout_s)
+    try:
+        queued = found.control.status().queued
+        if queued:  # a request of ours would only wait longer, or be the one too many
+            return f"busy: {queued} requests wait"
+        with TokenRouterClient(found.grpc_url) as client:
+            router = client.runtime().router
+    except (ControlError, GenerationError) as error:
+        raise UserError(f"not serving: {error}") from error
+    with FirstToken(found.grpc_url, router) as token:
+        token.make(timeout_s)
+    return "a token was made"
+
+
+def _loaded(found: FoundServer, models: list[str], timeout_s: float) -> str:
+    with grpc.insecure_channel(found.grpc_url) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        try:
+            for name in models:
+                if not stub.ModelReady(service_pb2.ModelReadyRequest(name=name), timeout=timeout_s).ready:
+                    raise UserError(f"not serving: model '{name}' is not loaded")
+        except grpc.RpcError as error:
+            raise UserError(f"not serving: {error.details()}") from error
+    return f"{', '.join(models)} loaded"

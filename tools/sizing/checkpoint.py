@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a Hugging Face checkpoint takes on one of its tensor-parallel ranks: its weights, and the KV of a token."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError, model_validator
+
+from tools.errors import UserError
+
+__all__ = ["KV_BYTES", "WEIGHT_BYTES", "Checkpoint", "Flow", "KvType", "WeightType"]
+
+WeightType: TypeAlias = Literal["16bit", "fp8", "int4_awq"]
+KvType: TypeAlias = Literal["16bit", "fp8"]
+Flow: TypeAlias = Literal["engine", "pytorch"]
+
+KV_BYTES: dict[KvType, int] = {"16bit": 2, "fp8": 1}
+# of a number in a linear layer; AWQ: half a byte, and an FP16 scale for each group of 128
+WEIGHT_BYTES: dict[WeightType, Fraction] = {
+    "16bit": Fraction(2), "fp8": Fraction(1), "int4_awq": Fraction(1, 2) + Fraction(2, 128)
+}  # fmt: skip
+_FLOAT = 2  # bytes of a number that is never quantised: embeddings, norms, biases, the head
+
+
+class Checkpoint(BaseModel):
+    """config.json of a dense decoder whose layers are attention and a gated feed-forward network; the names are its."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    model_type: Literal["llama", "mistral", "qwen2", "qwen3"]
+    num_hidden_layers: PositiveInt
+    hidden_size: PositiveInt
+    intermediate_size: PositiveInt
+    num_attention_heads: PositiveInt
+    num_key_value_heads: PositiveInt
+    head_dim: PositiveInt
+    vocab_size: PositiveInt
+    max_position_embeddings: PositiveInt
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    quantization_config: dict[str, Any] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """What transformers takes for a key that is missing or null."""
+        heads, width = values.get("num_attention_heads"), values.get("hidden_size")
+        found = dict(values)
+        if found.get("num_key_value_heads") is None:
+            found["num_key_value_heads"] = heads
+        if found.get("head_dim") is None and isinstance(heads, int) and isinstance(width, int) and heads > 0:
+            found["head_dim"] = width // heads
+        return found
+
+    @classmethod
+    def read(cls, folder: Path) -> Checkpoint:
+        """Raises UserError when its config.json is missing, damaged, or of another kind of model."""
+        path = folder / "config.json"
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            return cls.model_validate(values)
+        except OSError as error:
+            raise UserError(f"{path}: can't be read: {error.strerror}") from error
+        except ValidationError as error:
+            lines = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}, got {e['input']!r:.60}" for e in error.errors())
+            raise UserError([f"{path}: {line}" for line in lines]) from error
+        except ValueError as error:
+            raise UserError(f"{path}: is not JSON: {error}") from error
+
+    def kv_token_bytes(self, tensor_parallel: int, kv: KvType) -> int:
+        """Keys and values of one token in all layers, on each rank. With more ranks than KV heads, each has one
+        (TensorRT-LLM rounds up)."""
+        return 2 * self.num_hidden_layers * self._kv_heads(tensor_parallel) * self.head_dim * KV_BYTES[kv]
+
+    def weight_bytes(self, tensor_parallel: int, weights: WeightType, flow: Flow) -> int:
+        """On each rank: linear layers are divided, norms are on every rank, KV projections as the KV heads are.
+
+        flow: in an "engine" of trtllm-build the input embedding is whole on every rank, and a tied head is a matrix
+        of its own; the "pytorch" flow divides the embedding, and keeps a tied one once.
+        """
+        layers, width, ranks = self.num_hidden_layers, self.hidden_size, tensor_parallel
+        queries = _share(self.num_attention_heads, ranks) * self.head_dim
+        keys = self._kv_heads(ranks) * self.head_dim
+        linear = width * (2 * queries + 2 * keys) + 3 * width * _share(self.intermediate_size, ranks)
+        qkv_bias = queries + 2 * keys if self.attention_bias or self.model_type == "qwen2" else 0
+        output_bias = width if self.attention_bias else 0
+        head_norms = 2 * self.head_dim if self.model_type == "qwen3" else 0
+        rest = layers * (2 * width + head_norms + qkv_bias + output_bias) + width
+        head = width * _share(self.vocab_size, ranks)
+        embedding = width * self.vocab_size if flow == "engine" else head
+        if flow == "pytorch" and self.tie_word_embeddings:
+            embedding = 0
+        quantised = -(-layers * linear * WEIGHT_BYTES[weights].numerator // WEIGHT_BYTES[weights].denominator)
+        return quantised + _FLOAT * (rest + embedding + head)
+
+    def _kv_heads(self, ranks: int) -> int:
+        return _share(self.num_key_value_heads, ranks)
+
+
+def _share(count: int, ranks: int) -> int:
+    """Of one rank, rounded up."""
+    return -(-count // ranks)
