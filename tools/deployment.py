@@ -86,6 +86,12 @@ class ModelConfig(_Config):
             raise ValueError(f"url: a model of engine {self.engine.type} has to be on the host of {ROUTER}")
         return self
 
+    @model_validator(mode="after")
+    def _is_built(self) -> ModelConfig:
+        if self.build != BuildConfig() and not isinstance(self.engine, TensorRTLLMBackendConfig):
+            raise ValueError(f"build: nothing is built for engine {self.engine.type}; allowed for: tensorrtllm")
+        return self
+
     def placed_on(self, memory: MemoryConfig) -> tuple[str, ...]:
         """The devices that it takes memory of."""
         return tuple(self.devices or (memory.devices if len(memory.devices) == 1 else ()))

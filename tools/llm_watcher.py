@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import time
@@ -48,7 +49,8 @@ class LLMWatcher:
                 self._reload(name)
             elif waiting.get(name, 0.0) > self._step_limit_s:
                 _log.error("%s hangs; ending it", name)
-                process.kill()
+                with contextlib.suppress(psutil.NoSuchProcess):  # it has died just now, which the next look finds
+                    process.kill()
 
     def _reload(self, name: str) -> None:
         self._moved.pop(name, None)

@@ -42,7 +42,10 @@ class Mps:
             raise UserError(f"server.mps: true; there is no {_CONTROL} on PATH, which comes with the GPU's driver")
         for folder in self.environment.values():
             Path(folder).mkdir(parents=True, exist_ok=True)
-        done = self._control(["-d"], "")
+        try:
+            done = self._control(["-d"], "")
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise UserError(f"server.mps: {_CONTROL} -d failed: {error}") from error
         if done.returncode:
             raise UserError(f"server.mps: {_CONTROL} -d failed: {' '.join(done.stderr.split()) or done.returncode}")
         self._runs = True

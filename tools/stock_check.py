@@ -26,7 +26,7 @@ def stock_problems(deployment: Deployment) -> Iterator[Problem]:
             f"models[{min(stock)}].engine.type",
             "'tensorrtllm'",
             "this Triton has no such backend",
-            "images tritonserver:25.01 to 26.07-trtllm-python-py3 do; after TensorRT-LLM 1.2 it is gone:"
+            "images tritonserver:25.09 to 26.07-trtllm-python-py3 do; after TensorRT-LLM 1.2 it is gone:"
             " use the engine tensorrt_llm",
         )
     for index, engine in stock.items():

@@ -86,7 +86,9 @@ class Supervisor:
         install = find_triton()
         ports = settle_ports(self.deployment.server)
         render(self.deployment, self._run.path / "model_repository")
-        self._triton = triton = TritonServer(install, self._run, ports, self.log_path)
+        # what one model leaves free of a GPU is what the next one sees: two at once would count it twice
+        in_turn = shares_a_gpu(self.deployment)
+        self._triton = triton = TritonServer(install, self._run, ports, self.log_path, in_turn)
         control = ControlClient(self._run.path / "control.sock")
         if self.deployment.server.mps:
             self._start_mps()

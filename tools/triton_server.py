@@ -32,15 +32,22 @@ class TritonError(Exception):
 
 
 class TritonServer:
-    """run: its folder holds model_repository/ and gets backends/ and triton.log. server: no port at 0."""
+    """run: its folder holds model_repository/ and gets backends/ and triton.log. server: no port at 0. in_turn: load
+    the models one after another; else up to four at once, which is Triton's default."""
 
     def __init__(
-        self, install: TritonInstall, run: RunDirectory, server: ServerConfig, log_path: Path | None = None
+        self,
+        install: TritonInstall,
+        run: RunDirectory,
+        server: ServerConfig,
+        log_path: Path | None = None,
+        in_turn: bool = False,
     ) -> None:
         self.install = install
         self.run = run
         self.server = server
         self.log_path = log_path or run.path / "triton.log"
+        self._in_turn = in_turn
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -101,12 +108,16 @@ class TritonServer:
         return self._http("GET", "/metrics", timeout_s=2.0, port=self.server.metrics_port)[1]
 
     def load(self, model: str) -> None:
-        """Load a model that is unloaded. Raises TritonError with Triton's reason."""
-        self._repository(model, "load")
+        """Load a model that is unloaded. Raises TritonError with Triton's reason.
+
+        A large LLM takes minutes, as it may at the start. Giving up earlier would be no help: Triton goes on, and what
+        is asked for next waits for that.
+        """
+        self._repository(model, "load", max(_RPC_TIMEOUT_S, self.server.startup_timeout_s))
 
     def unload(self, model: str) -> None:
         """Refuse new requests to a model and let it go once those running have ended. Raises TritonError."""
-        self._repository(model, "unload")
+        self._repository(model, "unload", _RPC_TIMEOUT_S)
 
     def reload(self, model: str) -> None:
         """Unload and load, the only way in which Triton starts a model's process anew. Raises TritonError."""
@@ -179,11 +190,12 @@ class TritonServer:
             "--load-model=*",
             "--disable-auto-complete-config",  # a rendered config is complete; completing starts each stub twice
             f"--exit-timeout-secs={_EXIT_TIMEOUT_S}",
+            *(["--model-load-thread-count=1"] if self._in_turn else []),
             *(f"--backend-config=python,{key}={value}" for key, value in python_backend.items()),
         ]
 
-    def _repository(self, model: str, action: str) -> None:
-        status, body = self._http("POST", f"/v2/repository/models/{model}/{action}", timeout_s=_RPC_TIMEOUT_S)
+    def _repository(self, model: str, action: str, timeout_s: float) -> None:
+        status, body = self._http("POST", f"/v2/repository/models/{model}/{action}", timeout_s=timeout_s)
         if status != 200:
             raise TritonError(f"{action} of model '{model}' failed: {' '.join(body.split())}")
 

@@ -53,12 +53,10 @@ class ClientLoop:
         return len(self._queue)
 
     def submit(self, submission: Submission, stream: ResponseStream) -> Request | None:
-        """Take a request, or refuse it (None) when nothing can be taken now or the queue is full."""
-        reason = self._refuses()
-        if reason is None and self.queued >= self._max_queue and not self._has_room(submission.limit):
-            reason = f"the queue is full: {self.live} requests running, {self.queued} waiting (limit {self._max_queue})"
-        if reason is not None:
-            stream.fail(Unavailable(reason))
+        """Take a request, or refuse it (None) when nothing can be taken now, the queue is full, or it never fits."""
+        error = self._refusal(submission.limit)
+        if error is not None:
+            stream.fail(error)
             return None
         request = submission.request(next(self._rids), stream)
         self._queue.append(request)
@@ -83,10 +81,22 @@ class ClientLoop:
             if self.kv.over_committed():
                 self.fail(request, Unavailable("a model that was loaded again holds fewer tokens than before"))
         for request in list(self._queue):
-            if not self.kv.could_fit(request.limit):
-                held = ", ".join(f"'{pool.model}' {pool.longest}" for pool in pools)
-                what = f"prompt and max_tokens: {request.limit} tokens are more than the KV of the models holds: {held}"
-                self.fail(request, InvalidRequest(what))
+            if (error := self._never_fits(request.limit)) is not None:
+                self.fail(request, error)
+
+    def _refusal(self, limit: int) -> TokenRouterError | None:
+        """Why a request with this limit isn't taken; None = it is."""
+        reason = self._refuses()
+        if reason is None and self.queued >= self._max_queue and not self._has_room(limit):
+            reason = f"the queue is full: {self.live} requests running, {self.queued} waiting (limit {self._max_queue})"
+        return self._never_fits(limit) if reason is None else Unavailable(reason)
+
+    def _never_fits(self, limit: int) -> InvalidRequest | None:
+        """Why it could never be admitted; of one that was checked before a model came back with less, too."""
+        if self.kv.could_fit(limit):
+            return None
+        held = ", ".join(f"'{pool.model}' {pool.longest}" for pool in self.kv.pools)
+        return InvalidRequest(f"prompt and max_tokens: {limit} tokens are more than the KV of the models holds: {held}")
 
     def _has_room(self, limit: int) -> bool:
         """Whether a request that comes now needn't wait."""
@@ -113,8 +123,8 @@ class ClientLoop:
             self.fail(request, error)
 
     def fail_queued(self, error: TokenRouterError) -> None:
-        """End the requests that wait for admission."""
-        for request in list(self._queue):
+        """End the requests that wait for admission, the last one first: only who is first can be admitted meanwhile."""
+        for request in list(self._queue)[::-1]:
             self.fail(request, error)
 
     def commit(self, session: Session) -> bool:

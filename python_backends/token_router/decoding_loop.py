@@ -89,9 +89,10 @@ class DecodingLoop:
         self._frees: list[int] = []
         self._number = 0  # of the last call
         self._began_s = 0.0  # when the call under way began, event-loop seconds
+        self._made_nothing = False  # the last call: too few were in it
         self._wake = asyncio.Event()
         self._log = logging.getLogger(f"token_router.{llm.name}")
-        llm.on_death = self.wake
+        llm.on_death = self._died
 
     # Called by the other loops
 
@@ -116,6 +117,11 @@ class DecodingLoop:
     def wake(self) -> None:
         """Something changed that may let a batch launch."""
         self._wake.set()
+
+    def _died(self, reason: str) -> None:
+        """The LLM was lost while nothing of it was awaited."""
+        self.problem = reason
+        self.wake()
 
     # The loop
 
@@ -153,7 +159,7 @@ class DecodingLoop:
         """The sessions of the next call; empty = nobody, but there are sessions to free."""
         while True:
             if self.llm.lost:
-                raise Unavailable(f"model '{self.llm.name}' went down")
+                raise Unavailable(f"model '{self.llm.name}' went down: {self.problem}")
             due = self._scheduler.due(self._model)
             if self._scheduler.launches(self._model):
                 if self.queue.releases(len(self.queue) + 1):  # whatever B is: nobody is waited for any more
@@ -213,8 +219,12 @@ class DecodingLoop:
             await asyncio.sleep(_RETRY_S)
 
     async def _send_ahead(self, call: Call) -> Call | None:
-        """Wait for the call's end, and shortly before it send the next one if there surely is one."""
-        at = self._foresight.sends_ahead_at(self._model)
+        """Wait for the call's end, and shortly before it send the next one if there surely is one.
+
+        After a call that made nothing, nobody follows it in this one, which may make nothing either: with yet another
+        sent ahead of its end, sessions could take turns to wait for each other for ever.
+        """
+        at = None if self._made_nothing else self._foresight.sends_ahead_at(self._model)
         left_s = 0.0 if at is None else at - asyncio.get_running_loop().time()
         if left_s <= 0:
             return None
@@ -261,6 +271,7 @@ class DecodingLoop:
     def _learn(self, call: Call, stats: StepStats, results: Sequence[SessionResult]) -> None:
         """What the call's time and its outcomes say about the next ones."""
         self.stats = stats
+        self._made_nothing = stats.steps == 0
         self.clock.called(stats)
         left = Counter(peer_to_model(self._model, result.destination) for result in results if result.destination)
         self._foresight.ended(self._model, stats.steps, stats.compute_ms / 1000, left)
@@ -357,6 +368,7 @@ class DecodingLoop:
     async def _recover(self, error: Unavailable) -> None:
         """Answer the requests that the lost LLM had a part in, and load it again."""
         self._log.error("%s; reloading it", error)
+        self.problem = self._why(error)
         self._set_state(LLMState.RELOADING)
         for session in list(self._held):
             self._outcomes.fail(session.request, error)

@@ -41,28 +41,28 @@ class KvPool:
 class KvBudget:
     """What is reserved on each model, by model number. Belongs to the event loop's thread.
 
-    models: their names. Nothing fits before they have said what they hold.
+    models: their names. Nothing fits before they have said what they hold. pools: what that is.
     """
 
     def __init__(self, models: Sequence[str]) -> None:
-        self._pools = [KvPool(name, 0, 1) for name in models]
+        self.pools = tuple(KvPool(name, 0, 1) for name in models)
         self._lengths: dict[int, int] = {}  # of the sequences that have reserved, by request
 
     def use(self, pools: Sequence[KvPool]) -> None:
         """What the models hold from now on."""
-        self._pools = list(pools)
+        self.pools = tuple(pools)
 
     def could_fit(self, length: int) -> bool:
         """Whether a sequence of this length fits on every model with nobody else there."""
-        return all(length <= pool.longest for pool in self._pools)
+        return all(length <= pool.longest for pool in self.pools)
 
     def fits(self, length: int) -> bool:
         """Whether it fits on every model now."""
-        return all(pool.takes(length) <= free for pool, free in zip(self._pools, self.free(), strict=True))
+        return all(pool.takes(length) <= free for pool, free in zip(self.pools, self.free(), strict=True))
 
     def over_committed(self) -> bool:
         """Whether more is reserved than there is: a model came back smaller than it was."""
-        return any(taken > pool.tokens for pool, taken in zip(self._pools, self.reserved(), strict=True))
+        return any(taken > pool.tokens for pool, taken in zip(self.pools, self.reserved(), strict=True))
 
     def reserve(self, rid: int, length: int) -> None:
         """For request `rid`; the caller has asked whether it fits."""
@@ -74,8 +74,8 @@ class KvBudget:
 
     def reserved(self) -> list[int]:
         """Tokens, on each model."""
-        return [sum(map(pool.takes, self._lengths.values())) for pool in self._pools]
+        return [sum(map(pool.takes, self._lengths.values())) for pool in self.pools]
 
     def free(self) -> list[int]:
         """Tokens that nobody has reserved, on each model."""
-        return [max(0, pool.tokens - taken) for pool, taken in zip(self._pools, self.reserved(), strict=True)]
+        return [max(0, pool.tokens - taken) for pool, taken in zip(self.pools, self.reserved(), strict=True)]

@@ -25,11 +25,11 @@ T = TypeVar("T")
 class LLMClient(ABC):
     """One LLM, as the decoding loop sees it. Only steps overlap, two at most: the LLM makes them in order.
 
-    on_death: called when the LLM is lost while nothing is awaited (decoding loop).
+    on_death: called with the reason when the LLM is lost while nothing is awaited (decoding loop).
     """
 
     name: str
-    on_death: Callable[[], None]
+    on_death: Callable[[str], None]
 
     @property
     @abstractmethod
@@ -81,7 +81,7 @@ class ThreadedLLMClient(LLMClient):
         lifeline: Lifeline,
     ) -> None:
         self.name = name
-        self.on_death = lambda: None
+        self.on_death = lambda reason: None
         self._call = call
         self._reload = reload
         self._step_timeout_s = step_timeout_s
@@ -134,7 +134,12 @@ class ThreadedLLMClient(LLMClient):
         if self._timer is not None:
             self._timer.cancel()
         longest_s = next(iter(self._steps.values()), None)
-        self._timer = None if longest_s is None else self._loop.call_later(longest_s, self._lifeline.kill)
+        self._timer = None if longest_s is None else self._loop.call_later(longest_s, self._overdue)
+
+    def _overdue(self) -> None:
+        """The first step takes too long. Its time begins again: what was ended may not have been all of it."""
+        self._lifeline.kill()
+        self._time_first()
 
     async def reload(self) -> None:
         self._lifeline.detach()
@@ -200,4 +205,4 @@ class ThreadedLLMClient(LLMClient):
         for step in running:
             step.set_exception(self._failed(RuntimeError(reason)))
         if not running:
-            self.on_death()
+            self.on_death(reason)

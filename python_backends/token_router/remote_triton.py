@@ -13,7 +13,7 @@ import numpy as np
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from python_backends.llm.contract import StepRequest
-from python_backends.llm.wire import REQUEST_TENSOR, RESPONSE_TENSOR, Wire, encode_request
+from python_backends.llm.wire import REQUEST_TENSOR, RESPONSE_TENSOR, Wire, decode_request, encode_request
 
 __all__ = ["LLMLost", "RemoteModel", "RemoteTriton"]
 
@@ -102,9 +102,9 @@ class RemoteTriton:
             raise RuntimeError(f"{self.url}: {_said(error)}") from error
 
     def infer(self, wire: Wire, timeout_s: float | None) -> Wire:
-        """Make one call of the model, connecting first if there is no connection. Raises LLMLost, and RuntimeError
-        with Triton's message when the call failed and the model still answers."""
-        if self._connection is None:
+        """Make one call of the model; a hello connects first if there is no connection. Raises LLMLost, and
+        RuntimeError with Triton's message when the call failed and the model still answers."""
+        if self._connection is None and decode_request(wire).hello:
             self.connect()
         connection = self._connection
         if connection is None:

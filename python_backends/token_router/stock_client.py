@@ -34,29 +34,25 @@ class StockLifeline(Lifeline):
         self._engine = engine
         self._grace_s = grace_s
         self._attached = False
-        self._timer: asyncio.TimerHandle | None = None
 
     @property
     def lost(self) -> bool:
         return not self._attached
 
     def attach(self, facts: LLMFacts) -> None:
-        self.detach()
         self._attached = True
 
     def detach(self) -> None:
         self._attached = False
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
 
     def kill(self) -> None:
         stuck = self._engine.running
         threading.Thread(target=self._engine.stop, name="stop", daemon=True).start()
-        self._timer = asyncio.get_running_loop().call_later(self._grace_s, self._look, stuck)
+        asyncio.get_running_loop().call_later(self._grace_s, self._look, stuck)
 
     def _look(self, stuck: frozenset[str]) -> None:
-        if still := len(stuck & self._engine.running):
+        still = len(stuck & self._engine.running)  # ids are never used again, in another life either
+        if self._attached and still:
             self.detach()
             self.on_death(f"{still} of its requests hang, and can't be stopped")
 

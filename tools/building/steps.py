@@ -45,6 +45,7 @@ def steps(model: ModelConfig) -> list[Step]:
     source, output = Path(engine.checkpoint), Path(engine.engine_dir)
     checkpoint, build = Checkpoint.read(source), model.build
     _check(model.name, engine, build, checkpoint)
+    checkpoint.require_ranks(engine.tensor_parallel, f"model '{model.name}': engine.gpu_device_ids")
     converted = output.with_name(f"{output.name}-checkpoint")
     context = engine.context_tokens or checkpoint.max_position_embeddings
     return [

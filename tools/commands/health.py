@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import math
+
 import grpc  # type: ignore[import-untyped]
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
@@ -19,6 +21,8 @@ __all__ = ["health"]
 def health(server: str, timeout_s: float) -> str:
     """What was found out, as one line: by a token of a request of its own; on a host that only has LLMs, by what
     Triton says of them. server: as `find_server` takes it. Raises UserError when it doesn't serve."""
+    if not 0 < timeout_s < math.inf:
+        raise UserError(f"--timeout-s: got {timeout_s:g}; must be more than 0")
     found = find_server(server)
     models = found.models()
     if ROUTER not in models:

@@ -41,12 +41,13 @@ def plan(config: str | None, as_json: bool) -> None:
             ", ".join(f"{name} {value:,}" for name, value in _given(found, model.name).items()),
         )
     console.print(devices, models)
-    console.print(f"every model can hold {found.tokens:,} tokens, prompts and answers of all requests together")
+    console.print(f"every model can hold {found.held:,} tokens, prompts and answers of all requests together")
 
 
 def _values(found: Plan) -> dict[str, object]:
     return {
         "tokens": found.tokens,
+        "held": found.held,
         "devices": {name: vars(use) for name, use in found.devices.items()},
         "models": {
             f.model: {

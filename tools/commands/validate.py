@@ -24,9 +24,10 @@ def validate(config: str | None, only: str | None = None) -> bool:
     problems = check(deployment)
     if not problems:
         deployment = sized(deployment)
+        served = deployment.model_names if deployment.routes else [deployment.model_names[i] for i in deployment.here]
         context = min(_context_tokens(deployment.models[index].engine) for index in deployment.here)
         console.print(
-            f"ok: {' + '.join(deployment.model_names)}, router {deployment.router.name}, context {context} tokens,"
+            f"ok: {' + '.join(served)}, router {deployment.router.name}, context {context} tokens,"
             f" about {memory_needed(deployment) / (1 << 30):.1f} GiB of memory"
         )
         for warning in machine_warnings(deployment):

@@ -6,9 +6,10 @@ from __future__ import annotations
 import json
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
 from tools.errors import UserError
 
@@ -16,6 +17,7 @@ __all__ = ["KV_BYTES", "WEIGHT_BYTES", "Checkpoint", "Flow", "KvType", "WeightTy
 
 WeightType: TypeAlias = Literal["16bit", "fp8", "int4_awq"]
 KvType: TypeAlias = Literal["16bit", "fp8"]
+_ModelType: TypeAlias = Literal["llama", "mistral", "qwen2", "qwen3"]
 Flow: TypeAlias = Literal["engine", "pytorch"]
 
 KV_BYTES: dict[KvType, int] = {"16bit": 2, "fp8": 1}
@@ -31,7 +33,7 @@ class Checkpoint(BaseModel):
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    model_type: Literal["llama", "mistral", "qwen2", "qwen3"]
+    model_type: _ModelType
     num_hidden_layers: PositiveInt
     hidden_size: PositiveInt
     intermediate_size: PositiveInt
@@ -50,7 +52,7 @@ class Checkpoint(BaseModel):
         """What transformers takes for a key that is missing or null."""
         heads, width = values.get("num_attention_heads"), values.get("hidden_size")
         found = dict(values)
-        if found.get("num_key_value_heads") is None:
+        if found.get("num_key_value_heads") is None and heads is not None:
             found["num_key_value_heads"] = heads
         if found.get("head_dim") is None and isinstance(heads, int) and isinstance(width, int) and heads > 0:
             found["head_dim"] = width // heads
@@ -62,14 +64,28 @@ class Checkpoint(BaseModel):
         path = folder / "config.json"
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
-            return cls.model_validate(values)
         except OSError as error:
             raise UserError(f"{path}: can't be read: {error.strerror}") from error
-        except ValidationError as error:
-            lines = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}, got {e['input']!r:.60}" for e in error.errors())
-            raise UserError([f"{path}: {line}" for line in lines]) from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(f"{path}: is not JSON: {error}") from error
+        if not isinstance(values, dict):
+            raise UserError(f"{path}: must hold a JSON object")
+        if (kind := values.get("model_type")) not in get_args(_ModelType):  # the other keys would mean something else
+            raise UserError(f"{path}: model_type: got {kind!r:.60}; allowed: {', '.join(get_args(_ModelType))}")
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            raise UserError([f"{path}: {_line(e)}" for e in error.errors()]) from error
+
+    def require_ranks(self, tensor_parallel: int, where: str) -> None:
+        """Raises UserError, which begins with `where`, when the model can't be divided so: TensorRT-LLM gives every
+        rank the same number of attention heads."""
+        heads = self.num_attention_heads
+        if heads % tensor_parallel:
+            raise UserError(
+                f"{where}: got {tensor_parallel} ranks; must divide the model's {heads} attention heads"
+                " (num_attention_heads of its config.json)"
+            )
 
     def kv_token_bytes(self, tensor_parallel: int, kv: KvType) -> int:
         """Keys and values of one token in all layers, on each rank. With more ranks than KV heads, each has one
@@ -99,6 +115,13 @@ class Checkpoint(BaseModel):
 
     def _kv_heads(self, ranks: int) -> int:
         return _share(self.num_key_value_heads, ranks)
+
+
+def _line(error: ErrorDetails) -> str:
+    name = ".".join(map(str, error["loc"]))
+    if error["type"] == "missing":
+        return f"{name}: is missing"
+    return f"{name}: got {error['input']!r:.60}; {error['msg'][0].lower()}{error['msg'][1:]}"
 
 
 def _share(count: int, ranks: int) -> int:

@@ -42,6 +42,7 @@ def _sizes(model: ModelConfig) -> tuple[int, int, int]:
         if engine.checkpoint is None:
             raise UserError(f"model '{model.name}': engine.checkpoint is missing; its size is read from there")
         checkpoint, ranks = Checkpoint.read(Path(engine.checkpoint)), engine.tensor_parallel
+        checkpoint.require_ranks(ranks, f"model '{model.name}': engine.gpu_device_ids")
         return (
             checkpoint.weight_bytes(ranks, model.build.weights, "engine"),
             checkpoint.kv_token_bytes(ranks, model.build.kv_cache),
@@ -57,10 +58,18 @@ def _pytorch(name: str, engine: TensorRTLLMConfig) -> tuple[int, int, int]:
     if not folder.is_dir():
         raise UserError(f"model '{name}': engine.weights: {folder} is no folder; its size can be read from one only")
     checkpoint = Checkpoint.read(folder)
+    checkpoint.require_ranks(ranks, f"model '{name}': engine.tensor_parallel")
     kv = checkpoint.kv_token_bytes(ranks, "fp8" if engine.kv_cache_dtype == "fp8" else "16bit")
     if checkpoint.quantization_config is None and not (folder / "hf_quant_config.json").exists():
         return checkpoint.weight_bytes(ranks, "16bit", "pytorch"), kv, engine.tokens_per_block
-    stored = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    try:
+        stored = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    except OSError as error:
+        raise UserError(f"model '{name}': engine.weights: {error.filename} can't be read: {error.strerror}") from error
+    if not stored:
+        raise UserError(
+            f"model '{name}': engine.weights: {folder} is quantised, and has no *.safetensors to read its size from"
+        )
     return -(-stored // ranks), kv, engine.tokens_per_block  # scales and norms, which aren't divided, are little
 
 

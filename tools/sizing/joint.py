@@ -23,6 +23,7 @@ from fractions import Fraction
 from python_backends.llm.engines.config import (
     EngineConfig,
     LlamaCppConfig,
+    PacedConfig,
     TensorRTLLMBackendConfig,
     TensorRTLLMConfig,
 )
@@ -53,9 +54,11 @@ class DeviceUse:
 
 @dataclass(frozen=True)
 class Plan:
-    """tokens: T. devices: by name. footprints: of the models, in order. deployment: with every engine's KV set."""
+    """tokens: T. held: what every engine has room for, T in whole blocks or less where one's own settings say less.
+    devices: by name. footprints: of the models, in order. deployment: with every engine's KV set."""
 
     tokens: int
+    held: int
     devices: dict[str, DeviceUse]
     footprints: list[Footprint]
     deployment: Deployment
@@ -72,7 +75,8 @@ def joint_plan(deployment: Deployment) -> Plan:
     uses = {name: _use(name, memory, footprints) for name in memory.devices}
     tokens = largest_common(uses)
     models = [m.model_copy(update={"engine": _given(m.name, m.engine, tokens)}) for m in deployment.models]
-    return Plan(tokens, uses, footprints, deployment.model_copy(update={"models": models}))
+    held = min((_kv_tokens(m.engine) for m in models if not isinstance(m.engine, PacedConfig)), default=tokens)
+    return Plan(tokens, held, uses, footprints, deployment.model_copy(update={"models": models}))
 
 
 def placement_problems(deployment: Deployment) -> Iterator[Problem]:
@@ -147,10 +151,15 @@ def _given(name: str, engine: EngineConfig, tokens: int) -> EngineConfig:
     return engine
 
 
+def _kv_tokens(engine: LlamaCppConfig | TensorRTLLMBackendConfig | TensorRTLLMConfig) -> int:
+    """Of a sized engine, all sessions together."""
+    return engine.all_kv_tokens if isinstance(engine, LlamaCppConfig) else engine.max_tokens or 0
+
+
 def _require(count: int, name: str, tokens: int, what: str) -> None:
     if count < 1:
         raise UserError(f"memory: {tokens} tokens fit on every model; too few for {what} of model '{name}'")
 
 
 def _gib(size: int) -> str:
-    return f"{size / (1 << 30):.2f} GiB"
+    return f"{size / (1 << 30):.2f} GiB" if size >= 1 << 24 else f"{size:,} bytes"

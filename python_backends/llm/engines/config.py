@@ -141,7 +141,9 @@ class TensorRTLLMBackendConfig(_Config):
     kv_cache_host_memory_bytes: NonNegativeInt = Field(0, description="host memory for blocks evicted from the GPU")
     batch_scheduler_policy: Literal["guaranteed_no_evict", "max_utilization"] = "guaranteed_no_evict"
     cancellation_check_period_ms: PositiveInt = Field(5, description="how late a cancelled request may be noticed")
-    gpu_device_ids: list[NonNegativeInt] | None = Field(None, description="one for each rank; null = the first ones")
+    gpu_device_ids: list[NonNegativeInt] | None = Field(
+        None, min_length=1, description="a GPU for each rank of the engine; null = one rank, on the first"
+    )
     max_queue_delay_microseconds: NonNegativeInt = Field(0, description="Triton's, before it hands a request over")
     max_queue_size: NonNegativeInt = Field(0, description="requests that may wait in the executor; 0 = any number")
     retention_priority: int = Field(
@@ -153,6 +155,13 @@ class TensorRTLLMBackendConfig(_Config):
     parameters: dict[str, str | bool | int | float] = Field(
         {}, description="more parameters of the backend, by its own names"
     )
+
+    @field_validator("gpu_device_ids")
+    @classmethod
+    def _distinct(cls, gpus: list[int] | None) -> list[int] | None:
+        if gpus is not None and len(set(gpus)) != len(gpus):
+            raise ValueError(f"got {gpus}; must name each GPU once")
+        return gpus
 
     @field_validator("parameters")
     @classmethod

@@ -65,7 +65,12 @@ def engine_mismatches(config: TensorRTLLMBackendConfig) -> Iterator[tuple[str, s
         yield "max_sessions", str(config.max_sessions), f"at most {most}, the engine's max_batch_size"
     if longest is not None and config.context_tokens is not None and config.context_tokens > longest:
         yield "context_tokens", str(config.context_tokens), f"at most {longest}, the engine's max_seq_len"
-    dtype = _section(engine, "pretrained_config").get("logits_dtype")
+    pretrained = _section(engine, "pretrained_config")
+    ranks = _section(pretrained, "mapping").get("world_size")
+    if ranks not in (None, config.tensor_parallel):
+        given = "null" if config.gpu_device_ids is None else str(config.gpu_device_ids)
+        yield "gpu_device_ids", given, f"one for each rank; the engine was built for {ranks}"
+    dtype = pretrained.get("logits_dtype")
     if dtype not in (None, _LOGITS[config.logits_dtype]):
         yield "logits_dtype", config.logits_dtype, f"the engine was built with --logits_dtype {dtype}"
     if config.return_logits and build.get("gather_generation_logits") is False:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -120,6 +121,38 @@ def test_a_missing_program_or_script_is_named(
         run(elsewhere, lambda _: None)
 
 
+def _command(monkeypatch: pytest.MonkeyPatch, folder: Path, models: list[dict[str, Any]], *more: str) -> int:
+    """Its exit status."""
+    config = folder / "d.yaml"
+    config.write_text(json.dumps({"models": models, "router": {"name": "random"}}))
+    monkeypatch.setattr("sys.argv", ["tokenrouter", "build", str(config), *more])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code or 0)
+
+
+def test_what_is_wrong_with_the_last_model_is_said_before_the_first_is_built(
+    tools: Tools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "examples").mkdir()
+    build = {"examples": str(tmp_path / "examples")}
+    first, second = (model(tmp_path, n, 1, build).model_dump(mode="json") for n in ("Qwen3-0.6B", "Qwen3-8B"))
+    (tmp_path / "models" / "Qwen3-8B" / "config.json").unlink()
+    assert _command(monkeypatch, tmp_path, [first, {**second, "name": "second"}]) == 1
+    out, err = capsys.readouterr()
+    assert out == "" and "Qwen3-8B/config.json: can't be read" in err and tools.called() == []
+
+
+def test_two_engines_need_two_folders(
+    tools: Tools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(tmp_path / "engine")
+    made = [model(tmp_path, name, 1, engine_dir=folder).model_dump(mode="json") for name in ("Qwen3-0.6B", "Qwen3-8B")]
+    assert _command(monkeypatch, tmp_path, [made[0], {**made[1], "name": "other"}], "--dry-run") == 1
+    assert f"model 'other': engine.engine_dir: {folder}-checkpoint is where model 'llm' has" in capsys.readouterr().err
+    assert _command(monkeypatch, tmp_path, [made[0], {**made[0], "name": "other"}], "--dry-run") == 0  # they share it
+
+
 @pytest.mark.parametrize("dry_run", [True, False])
 def test_the_command(
     tools: Tools,
@@ -131,13 +164,8 @@ def test_the_command(
 ) -> None:
     made = model(tmp_path, "Qwen3-8B", 2, {"examples": str(tmp_path / "examples")}).model_dump(mode="json")
     other = {"name": "slm", "engine": {"type": "tensorrt_llm", "weights": "/models/slm"}}
-    config = tmp_path / "d.yaml"
-    config.write_text(json.dumps({"models": [other, made], "router": {"name": "random"}}))
-    monkeypatch.setattr("sys.argv", ["tokenrouter", "build", str(config), *(["--dry-run"] if dry_run else [])])
-    with pytest.raises(SystemExit) as ended:
-        main()
+    assert _command(monkeypatch, tmp_path, [other, made], *(["--dry-run"] if dry_run else [])) == 0
     out = capsys.readouterr().out
-    assert not ended.value.code
     assert "# slm: nothing to build; the engine tensorrt_llm loads /models/slm as it is\n" in out
     assert "trtllm-build --checkpoint_dir" in out
     assert tools.called() == ([] if dry_run else ["python3", "trtllm-build"])

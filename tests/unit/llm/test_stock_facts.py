@@ -94,6 +94,17 @@ def test_an_engine_built_for_something_else(
     assert list(engine_mismatches(config(tmp_path, **settings))) == expected
 
 
+@pytest.mark.parametrize(("ranks", "gpus"), [(1, None), (1, [3]), (2, [0, 1]), (2, None), (1, [0, 1]), (4, [0, 1])])
+def test_an_engine_has_a_gpu_for_each_rank(tmp_path: Path, ranks: int, gpus: list[int] | None) -> None:
+    """Its plan and its build go by gpu_device_ids too."""
+    mapping = {"world_size": ranks, "tp_size": ranks}
+    write(tmp_path / "engine" / "config.json", {**BUILD, "pretrained_config": {"mapping": mapping}})
+    found = list(engine_mismatches(config(tmp_path, gpu_device_ids=gpus)))
+    given = "null" if gpus is None else str(gpus)
+    wrong = [("gpu_device_ids", given, f"one for each rank; the engine was built for {ranks}")]
+    assert found == ([] if len(gpus or [0]) == ranks else wrong)
+
+
 def test_an_engine_that_can_t_reuse_its_kv(tmp_path: Path) -> None:
     write(tmp_path / "engine" / "config.json", changed(use_paged_context_fmha=False))
     ((field, _, why),) = engine_mismatches(config(tmp_path))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,15 @@ def test_what_transformers_would_take_for_a_missing_key(tmp_path: Path) -> None:
     [
         (None, "config.json: can't be read: No such file or directory"),
         ("{", "config.json: is not JSON: "),
-        ('{"model_type": "deepseek_v3"}', "config.json: model_type: Input should be 'llama', 'mistral', 'qwen2' or"),
+        ("[]", "config.json: must hold a JSON object"),
+        (
+            '{"model_type": "deepseek_v3"}',
+            "config.json: model_type: got 'deepseek_v3'; allowed: llama, mistral, qwen2, qwen3",
+        ),
+        (
+            json.dumps({**GOLDEN["Qwen3-8B"]["config"], "num_hidden_layers": 0}),
+            "config.json: num_hidden_layers: got 0; input should be greater than 0",
+        ),
     ],
 )
 def test_what_cannot_be_sized(tmp_path: Path, text: str | None, message: str) -> None:
@@ -78,4 +87,24 @@ def test_what_cannot_be_sized(tmp_path: Path, text: str | None, message: str) ->
         (tmp_path / "config.json").write_text(text)
     with pytest.raises(UserError) as error:
         Checkpoint.read(tmp_path)
-    assert message in error.value.lines[0]
+    (line,) = error.value.lines
+    assert message in line
+
+
+def test_missing_keys_are_named_each_once(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3", "vocab_size": 3, "max_position_embeddings": 9}')
+    with pytest.raises(UserError) as error:
+        Checkpoint.read(tmp_path)
+    keys = (
+        *("num_hidden_layers", "hidden_size", "intermediate_size"),
+        *("num_attention_heads", "num_key_value_heads", "head_dim"),
+    )
+    assert error.value.lines == [f"{tmp_path}/config.json: {key}: is missing" for key in keys]
+
+
+def test_heads_are_divided_evenly() -> None:
+    checkpoint = Checkpoint.model_validate(GOLDEN["Qwen3-0.6B"]["config"])
+    for ranks in (1, 2, 4, 8, 16):
+        checkpoint.require_ranks(ranks, "x")
+    with pytest.raises(UserError, match=r"^x: got 3 ranks; must divide the model's 16 attention heads"):
+        checkpoint.require_ranks(3, "x")

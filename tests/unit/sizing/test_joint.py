@@ -110,10 +110,32 @@ def test_a_quantised_checkpoint_is_as_large_as_its_files(tmp_path: Path) -> None
     assert [use.weights for use in plan.devices.values()] == [501, 501]
 
 
+def test_a_quantised_checkpoint_without_its_files_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
+    model = pytorch(tmp_path, "Qwen3-8B")
+    write_checkpoint(tmp_path, "Qwen3-8B", quantization_config={"quant_method": "fp8"})
+    made = deployment([model], devices={"gpu0": "80GiB"})
+    with pytest.raises(UserError, match=r"engine\.weights: .* is quantised, and has no \*\.safetensors"):
+        joint_plan(made)
+    file = tmp_path / "Qwen3-8B" / "model.safetensors"
+    file.symlink_to(tmp_path / "evicted from the cache")
+    with pytest.raises(UserError, match=r"engine\.weights: .*model\.safetensors can't be read: No such file"):
+        joint_plan(made)
+
+
+def test_ranks_that_do_not_divide_the_heads_are_refused(tmp_path: Path) -> None:
+    gpus = ["a", "b", "c"]
+    memory = dict.fromkeys(gpus, "80GiB")
+    with pytest.raises(UserError, match=r"model 'slm': engine\.tensor_parallel: got 3 ranks; must divide .* 16 "):
+        joint_plan(deployment([pytorch(tmp_path, "Qwen3-0.6B", gpus)], devices=memory))
+    with pytest.raises(UserError, match=r"model 'slm': engine\.gpu_device_ids: got 3 ranks; must divide .* 16 "):
+        joint_plan(deployment([stock(tmp_path, "Qwen3-0.6B", gpus)], devices=memory))
+
+
 def test_what_an_engine_says_itself_is_the_most_that_it_gets(tmp_path: Path) -> None:
     """77,309,411,328 - 1,192,099,840 - 16,381,470,720 over 114,688 + 147,456: 227,874.1."""
     models = [pytorch(tmp_path, "Qwen3-0.6B", max_tokens=8192), pytorch(tmp_path, "Qwen3-8B")]
-    assert given(joint_plan(deployment(models, devices={"gpu0": "80GiB"}))) == [8192, 227_872]
+    plan = joint_plan(deployment(models, devices={"gpu0": "80GiB"}))
+    assert (plan.tokens, plan.held, given(plan)) == (227_874, 8192, [8192, 227_872])
 
 
 def llama(path: Path, **engine: Any) -> dict[str, Any]:
@@ -128,7 +150,7 @@ def test_llama_cpp_gets_tokens_or_sessions(tmp_path: Path) -> None:
     models = [llama(weights, max_sessions=8, deterministic=False), llama(weights, max_sessions=8)]
     memory = 2 * size + 2 * 1024 * 256 + 300
     plan = joint_plan(deployment(models, devices={"host": memory}, reserve=0))
-    assert plan.tokens == 1024
+    assert (plan.tokens, plan.held) == (1024, 4 * 200)
     slm, llm = (m.engine for m in plan.deployment.models)
     assert isinstance(slm, LlamaCppConfig) and isinstance(llm, LlamaCppConfig)
     assert (slm.kv_tokens, slm.max_sessions) == (1024, 8)
@@ -218,7 +240,7 @@ def test_validate_says_what_does_not_fit(tmp_path: Path) -> None:
     weights = write_header(tmp_path / "a.gguf", ["a", "b"])
     (found,) = check(deployment([llama(weights)], devices={"host": 10}))
     assert str(found).startswith(
-        "memory: got what the models take; memory.devices.host: 0.00 GiB with reserve 0.1 leave"
+        "memory: got what the models take; memory.devices.host: 10 bytes with reserve 0.1 leave 9 bytes; the weights"
     )
 
 
@@ -235,11 +257,11 @@ def test_the_command_prints_a_table_or_json(
     with pytest.raises(SystemExit):
         main()
     out = capsys.readouterr().out
-    assert "28,110 *" in out and "max_tokens 28,096" in out and "every model can hold 28,110 tokens" in out
+    assert "28,110 *" in out and "max_tokens 28,096" in out and "every model can hold 28,096 tokens" in out
     monkeypatch.setattr("sys.argv", ["tokenrouter", "plan", str(config), "--json"])
     with pytest.raises(SystemExit):
         main()
     found = json.loads(capsys.readouterr().out)
-    assert found["tokens"] == 28_110
+    assert (found["tokens"], found["held"]) == (28_110, 28_096)
     assert found["models"]["llm"]["given"] == {"max_tokens": 28_096}
     assert found["devices"]["gpu0"]["kv_token"] == 376_832

@@ -95,7 +95,7 @@ class FakeLLM(LLMClient):
         kv_block: int = 1,
     ) -> None:
         self.name = name
-        self.on_death = lambda: None
+        self.on_death = lambda reason: None
         self.route = route
         self.step_s = step_s
         kv_tokens = max_sessions * 4096 if kv_tokens is None else kv_tokens
@@ -118,7 +118,7 @@ class FakeLLM(LLMClient):
         self._dead = True
         self.sessions.clear()
         if not self._steps:
-            self.on_death()
+            self.on_death("its process has ended")
         for step in self._steps:  # soon, not now: one that was sent just now has yet to begin
             asyncio.get_running_loop().call_soon(step.cancel)
 

@@ -67,7 +67,7 @@ class RunnerLLM(LLMClient):
 
     def __init__(self, name: str, runner: LLMRunner, step_s: float) -> None:
         self.name = name
-        self.on_death = lambda: None
+        self.on_death = lambda reason: None
         self._runner = runner
         self._step_s = step_s
         self._lock = asyncio.Lock()  # first come, first served

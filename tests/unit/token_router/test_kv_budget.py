@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from python_backends.token_router.config import RuntimeConfig
 from python_backends.token_router.errors import InvalidRequest, RequestCancelled, Unavailable
 from python_backends.token_router.kv_budget import KvBudget, KvPool
-from tests.unit.token_router.harness import Deployment, FakeLLM, run
+from tests.unit.token_router.harness import Deployment, FakeLLM, Stream, run
 
 
 def _config(**limits: Any) -> RuntimeConfig:
@@ -154,6 +154,68 @@ def test_the_queue_limit_holds_for_those_who_wait_for_kv() -> None:
             for stream in streams[:2]:
                 await stream.done.wait()
                 assert stream.error is None
+            await d.settled()
+
+    run(main())
+
+
+def test_one_that_was_checked_before_a_model_came_back_smaller_does_not_block_the_queue() -> None:
+    """The check is made in another thread, against what the models held then."""
+
+    async def main() -> None:
+        async with Deployment(_config(), _llms((100, 1), (100, 1))) as d:
+            served = d.runtime.require_served()
+            submission = d.runtime.intake.check({"input_ids": [5] * 10, "max_tokens": 60, "stream": True}, served)
+            d.runtime._client.models_hold(16, [KvPool("slm", 100, 1), KvPool("llm", 50, 1)])
+            late = Stream()
+            assert d.runtime.submit(submission, late) is None
+            assert isinstance(late.error, InvalidRequest)
+            assert "70 tokens are more than the KV of the models holds: 'slm' 100, 'llm' 50" in str(late.error)
+            _, short = d.submit(input_ids=[5], max_tokens=4)
+            await short.done.wait()
+            assert short.error is None
+            await d.settled()
+
+    run(main())
+
+
+def test_none_of_those_who_wait_starts_when_all_are_ended() -> None:
+    """The first of them waits for room; behind it is one that would have found some."""
+
+    async def main() -> None:
+        async with Deployment(_config(), _llms((100, 1), (1000, 1))) as d:
+            streams = [d.submit(input_ids=[5] * 10, max_tokens=most)[1] for most in (50, 60, 4)]
+            admitted: list[int] = []
+            d.runtime._inter_model.admit = lambda request: admitted.append(request.rid)  # type: ignore[method-assign]
+            d.runtime.abort("enough")
+            assert all(isinstance(stream.error, Unavailable) for stream in streams)
+            assert admitted == []
+            await d.settled()
+
+    run(main())
+
+
+def test_a_model_that_comes_back_with_less_ends_the_latest() -> None:
+    """Those on the other model only, which lost nothing."""
+
+    async def main() -> None:
+        config = RuntimeConfig.model_validate(
+            {
+                "models": [{"name": "slm"}, {"name": "llm"}],
+                "router": {"name": "random"},
+                "batching": {"llm_prefill": "lazy"},
+            }
+        )
+        llms = _llms((200, 1), (200, 1))
+        llms[0].route = lambda *_: 0
+        async with Deployment(config, llms) as d:
+            streams = [d.submit(input_ids=[5] * 10, max_tokens=50)[1] for _ in range(3)]
+            llms[1].facts = FakeLLM("llm", lambda *_: 1, lambda: 0.03, kv_tokens=130).facts
+            llms[1].die()
+            for stream in streams:
+                await stream.done.wait()
+            assert [stream.error is None for stream in streams] == [True, True, False]
+            assert isinstance(streams[2].error, Unavailable)
             await d.settled()
 
     run(main())

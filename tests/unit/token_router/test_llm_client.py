@@ -136,11 +136,11 @@ def test_death_ends_the_call_sent_ahead_too_and_a_reload_waits_for_both(model: M
 
 def test_death_while_nothing_is_awaited_is_told(model: Model) -> None:
     async def main(client: ThreadedLLMClient) -> None:
-        died = asyncio.Event()
-        client.on_death = died.set
+        died: asyncio.Queue[str] = asyncio.Queue()
+        client.on_death = died.put_nowait
         await client.hello()
         model.process.kill()
-        await asyncio.wait_for(died.wait(), 5)
+        assert await asyncio.wait_for(died.get(), 5) == "its process has ended"
         assert client.lost
 
     _run(model, main)

@@ -13,9 +13,14 @@ import pytest
 from python_backends.llm.contract import SessionStep, StepRequest
 from python_backends.token_router.config import RuntimeConfig
 from python_backends.token_router.errors import RequestFailed, Unavailable
-from python_backends.token_router.llm_client import LLMClient
+from python_backends.token_router.llm_client import LLMClient, ThreadedLLMClient
 from python_backends.token_router.remote_llm import remote_llm_client
 from tests.unit.token_router.far_triton import FarTriton, far_triton
+
+# grpc's own thread, which watches a channel, says so when the channel is closed just before it begins
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:(?s).*Cannot monitor channel state:pytest.PytestUnhandledThreadExceptionWarning"
+)
 
 STEP = StepRequest([SessionStep(1, 0, [5])])
 
@@ -135,11 +140,11 @@ def test_a_server_that_ends_during_a_call_and_one_that_comes_after_it() -> None:
 
 def test_a_server_that_ends_while_nothing_is_awaited_is_told() -> None:
     async def main(client: LLMClient) -> None:
-        died = asyncio.Event()
-        client.on_death = died.set
+        died: asyncio.Queue[str] = asyncio.Queue()
+        client.on_death = died.put_nowait
         await client.hello()
         triton.stop()
-        await asyncio.wait_for(died.wait(), 10)
+        assert triton.url in await asyncio.wait_for(died.get(), 10)
         assert client.lost
 
     with far_triton() as triton:
@@ -174,13 +179,32 @@ def test_a_step_that_takes_too_long_gives_the_connection_up(triton: FarTriton) -
     _run(triton.url, main, step_timeout_s=0.3)
 
 
+def test_a_step_that_comes_too_late_makes_no_connection_of_its_own(triton: FarTriton) -> None:
+    """Its life of the LLM is over: only a hello begins another."""
+
+    async def main(client: LLMClient) -> None:
+        await client.hello()
+        triton.goes_on.clear()
+        first = client.step(STEP)
+        await _until(lambda: len(triton.calls) == 2)
+        assert isinstance(client, ThreadedLLMClient)
+        client._lifeline.detach()
+        late = client.step(STEP)
+        for error in await asyncio.gather(first, late, return_exceptions=True):
+            assert isinstance(error, Unavailable)
+        triton.goes_on.set()
+
+    _run(triton.url, main)
+    assert [call.hello for call in triton.calls] == [True, False]
+
+
 def test_a_model_that_is_unloaded_there_is_lost(triton: FarTriton) -> None:
     async def main(client: LLMClient) -> None:
-        died = asyncio.Event()
-        client.on_death = died.set
+        died: asyncio.Queue[str] = asyncio.Queue()
+        client.on_death = died.put_nowait
         await client.hello()
         triton.ready = False
-        await asyncio.wait_for(died.wait(), 10)
+        assert await asyncio.wait_for(died.get(), 10) == f"{triton.url}: the model was unloaded there"
 
     _run(triton.url, main)
 

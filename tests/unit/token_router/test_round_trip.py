@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import random
 from typing import Any
 
 import pytest
@@ -87,6 +88,38 @@ def test_without_calls_sent_ahead_each_step_takes_its_way_too_and_the_model_is_t
     per_token_s, learnt = _answer(0.004, send_ahead=False)
     assert per_token_s == pytest.approx(STEP_S + 0.004, rel=0.01)
     assert learnt == {"1": pytest.approx((STEP_S + 0.004) * 1000, rel=0.01)}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_two_who_wait_for_each_other_on_a_far_llm_do_not_do_so_for_ever(seed: int) -> None:
+    """The LLM's batch is two. A call that makes nothing, since too few stayed, says so only after the next one has been
+    sent ahead, which counts on them to stay."""
+
+    def leaves(share: float) -> Any:
+        return lambda rid, position, _: int(random.Random(repr((seed, share, rid, position))).random() < share)
+
+    async def main() -> None:
+        config = RuntimeConfig.model_validate(
+            {
+                "models": [{"name": "slm"}, {"name": "llm", "url": "far:8001"}],
+                "router": {"name": "random"},
+                "batching": {"threshold": [1, 2], "llm_prefill": "lazy"},
+            }
+        )
+        far = FarLLM(0.012)
+        far.name, far.route, far.step_s = "llm", leaves(0.1), lambda: 0.008
+        rng = random.Random(seed)
+        async with Deployment(config, [FakeLLM("slm", leaves(0.3), lambda: 0.002), far]) as d:
+            streams = []
+            for _ in range(3):
+                await asyncio.sleep(rng.uniform(0, 0.05))
+                streams.append(d.submit(input_ids=[5], max_tokens=40, ignore_eos=True)[1])
+            for stream in streams:
+                await asyncio.wait_for(stream.done.wait(), 20)
+                assert stream.error is None
+            await d.settled()
+
+    run(main())
 
 
 def test_a_far_model_of_another_vocabulary_serves_nobody() -> None:

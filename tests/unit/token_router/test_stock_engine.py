@@ -310,6 +310,35 @@ def test_a_client_from_hello_to_a_model_that_can_t_be_reloaded() -> None:
     asyncio.run(scenario())
 
 
+def test_requests_that_hang_one_after_another_all_end() -> None:
+    """With one call at a time, the second request begins when the first has been stopped, and hangs too."""
+    model = Model()
+    settings = {"type": "tensorrtllm", "engine_dir": "/none", "calls_at_once": 1, **FACTS}
+    runtime = RuntimeConfig.model_validate(
+        {"models": [{"name": "m", "engine": settings}], "router": {"name": "single"}, "limits": {"step_timeout_s": 0.2}}
+    )
+
+    async def scenario() -> None:
+        stock = runtime.models[0].engine
+        assert stock is not None
+        client = StockLLMClient(0, runtime, stock, model, lambda: None)
+        await client.hello()
+        model.refuse = lambda prompt: model.hangs.set()
+        opens = [SessionOpen(1, 3, 50), SessionOpen(2, 3, 50)]
+        step = client.step(StepRequest([SessionStep(1, 0, [5, 6, 7]), SessionStep(2, 0, [8])], opens, number=1))
+        try:
+            response = await asyncio.wait_for(asyncio.shield(step), 5)
+        finally:
+            model.refuse = lambda prompt: None
+            model.hangs.clear()
+            await asyncio.wait([step])
+            client.close()
+        assert all("stopped before it made a token" in str(result.error) for result in response.results)
+        assert sum("stop" in inputs for _, inputs, _ in model.requests) == 2
+
+    asyncio.run(scenario())
+
+
 def test_a_client_of_a_model_that_nothing_is_known_of() -> None:
     runtime = RuntimeConfig.model_validate(
         {

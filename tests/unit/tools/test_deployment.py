@@ -13,6 +13,7 @@ from tools.deployment import Deployment, load_deployment, shipped_deployments
 from tools.errors import UserError
 
 PACED = "models: [{name: slm, engine: {type: paced}}, {name: llm, engine: {type: paced}}]\n"
+SIZE = "must be a size above 0, such as 80GiB (1024-based) or 80GB; a number alone is bytes"
 
 
 def lines_of(path: Path, text: str) -> list[str]:
@@ -86,9 +87,15 @@ def lines_of(path: Path, text: str) -> list[str]:
         ),
         (
             PACED + "memory: {devices: {gpu0: 80 gigs}}",
-            ["memory.devices.gpu0: got '80 gigs'; could not interpret byte unit: gigs"],
+            [f"memory.devices.gpu0: got '80 gigs'; {SIZE}"],
         ),
-        (PACED + "memory: {devices: {gpu0: 0}}", ["memory.devices: gpu0: must have more than 0 bytes"]),
+        (
+            PACED + "memory: {devices: {a: 0, b: -80GiB, c: -1, d: null, e: true, f: .nan}}",
+            [
+                f"memory.devices.{name}: got {value}; {SIZE}"
+                for name, value in zip("abcdef", (0, "'-80GiB'", -1, None, True, "nan"), strict=True)
+            ],
+        ),
         (
             PACED + "memory: {devices: {}}",
             ["memory.devices: got {}; dictionary should have at least 1 item after validation, not 0"],
@@ -108,6 +115,10 @@ def lines_of(path: Path, text: str) -> list[str]:
         (
             "models: [{name: a, engine: {type: paced}, build: {kv_cache: fp8}}]",
             ["models[0].build: kv_cache: got fp8 with weights: 16bit; KV blocks are reused with fp8 for both only"],
+        ),
+        (
+            "models: [{name: a, engine: {type: tensorrt_llm, weights: x}, build: {weights: fp8}}]",
+            ["models[0]: build: nothing is built for engine tensorrt_llm; allowed for: tensorrtllm"],
         ),
         (
             "models: [{name: a, engine: {type: llama_cpp, weights: x, max_sessions: 2, kv_tokens: 5000}}]",

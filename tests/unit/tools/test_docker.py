@@ -15,6 +15,7 @@ import pytest
 import yaml
 from compose_spec import PyCompose
 
+from python_backends.llm.engines.config import TensorRTLLMConfig
 from tools.deployment import Deployment, load_deployment
 from tools.validate import config_problems
 
@@ -136,8 +137,27 @@ def test_what_refers_to_something_finds_it() -> None:
                 assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
                 assert container["image"] == "tokenrouter"
             for volume in pod["volumes"]:
+                if "configMap" in volume:
+                    assert volume["configMap"]["name"] in _config_maps()
                 if "persistentVolumeClaim" in volume:
                     assert ("PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"]) in names
+
+
+def _config_maps() -> list[str]:
+    """Those of the base, by the names that the cluster has: a hash behind them would be put into the references that
+    kustomize knows, and those of a LeaderWorkerSet aren't among them."""
+    (base,) = documents(KUBERNETES / "kustomization.yaml")
+    assert base["generatorOptions"]["disableNameSuffixHash"] is True
+    return [made["name"] for made in base["configMapGenerator"]]
+
+
+def test_the_nodes_of_one_llm_reach_each_other() -> None:
+    (group,) = documents(KUBERNETES / "tensor-parallel" / "llm.yaml")
+    labels = {template["metadata"]["labels"]["app"] for template in pods(group)}
+    (policy,) = documents(KUBERNETES / "network.yaml")
+    everything_from = [rule["from"] for rule in policy["spec"]["ingress"] if "ports" not in rule]
+    expressions = [e for peers in everything_from for p in peers for e in p["podSelector"]["matchExpressions"]]
+    assert [(e["key"], e["operator"], set(e["values"])) for e in expressions] == [("app", "In", labels)]
 
 
 def _of_replica(number: int, folder: Path) -> Deployment:
@@ -157,6 +177,25 @@ def test_each_replica_has_an_llm_of_its_own(tmp_path: Path) -> None:
         assert config_problems(deployment) == []
         assert [model.url for model in deployment.models] == [None, f"llm-{number}.llm:8001"]
         assert deployment.on_llm_node(["llm"]).here == [1]
+
+
+def test_a_pod_has_as_many_gpus_as_its_models_use(tmp_path: Path) -> None:
+    deployment = _of_replica(0, tmp_path)
+    used = {
+        "router": sum(_ranks(deployment.models[i].engine) for i in deployment.here),
+        "llm": sum(_ranks(deployment.models[i].engine) for i in deployment.on_llm_node(["llm"]).here),
+    }
+    given = {
+        m["metadata"]["name"]: m["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"]
+        for m in manifests()
+        if m["kind"] == "StatefulSet"
+    }
+    assert given == used
+
+
+def _ranks(engine: object) -> int:
+    assert isinstance(engine, TensorRTLLMConfig)
+    return engine.tensor_parallel
 
 
 def test_the_deployment_of_the_image_is_sound() -> None:

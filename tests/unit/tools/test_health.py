@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -37,6 +38,12 @@ def test_a_host_of_llms(triton: FarTriton, monkeypatch: pytest.MonkeyPatch) -> N
     triton.stop()
     with pytest.raises(UserError, match=r"^not serving: "):
         health("auto", 5.0)
+
+
+@pytest.mark.parametrize("timeout_s", [0.0, -1.0, math.nan, math.inf])
+def test_a_timeout_is_a_time(timeout_s: float) -> None:
+    with pytest.raises(UserError, match=r"^--timeout-s: got .*; must be more than 0$"):
+        health("auto", timeout_s)
 
 
 def test_a_busy_router_is_not_asked_for_one_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from tools import supervisor as module
+from tools.commands.validate import validate
 from tools.deployment import Deployment, load_node
 from tools.errors import UserError
 from tools.llm_watcher import LLMWatcher
@@ -60,6 +61,11 @@ def test_weights_are_looked_for_where_they_are_served(config: Path) -> None:
     (problem,) = machine_problems(load_node(config, "llm,xl"))
     assert problem.path == "models[1].engine.weights"
     assert memory_needed(load_node(config, "xl")) == memory_needed(load_node(config, None)) / 2  # one process, and two
+
+
+def test_validate_names_what_it_has_checked(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert validate(str(config), "xl") and capsys.readouterr().out.startswith("ok: xl, router markov")
+    assert validate(str(config)) and capsys.readouterr().out.startswith("ok: slm + llm + xl, router markov")
 
 
 @pytest.mark.parametrize(
@@ -183,6 +189,15 @@ def test_an_llm_hangs_when_calls_wait_and_none_ends(scene: Scene) -> None:
     assert scene.look_after(1) == ["xl"]
     scene.triton.executed["xl"] = 0
     assert scene.look_after(9, 1) == []  # its time begins anew
+
+
+def test_one_that_dies_just_before_it_is_ended(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(process: psutil.Process) -> None:
+        raise psutil.NoSuchProcess(process.pid)
+
+    monkeypatch.setattr(psutil.Process, "kill", gone)
+    scene.triton.pending["xl"] = 1
+    assert scene.look_after(4, 4, 4, 4) == []
 
 
 def test_one_without_work_does_not_hang(scene: Scene) -> None:

@@ -59,6 +59,17 @@ def test_one_that_cannot_start_says_why(control: Path, tmp_path: Path) -> None:
     assert not (control / "told").exists()
 
 
+def test_one_that_never_answers_is_not_waited_for_without_end(
+    control: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (control / "nvidia-cuda-mps-control").write_text("#!/bin/sh\nexec sleep 60\n")
+    monkeypatch.setattr("tools.mps._TIMEOUT_S", 0.2)
+    mps = Mps(tmp_path / "mps")
+    with pytest.raises(UserError, match=r"^server\.mps: nvidia-cuda-mps-control -d failed: .* timed out"):
+        mps.start()
+    mps.stop()
+
+
 def test_without_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match=r"^server\.mps: true; there is no nvidia-cuda-mps-control on PATH"):
@@ -97,8 +108,15 @@ class FakeTriton:
 
     grpc_url = "unused"
 
+    in_turn: object = None
+
     def __init__(self, *_: object) -> None:
         self.environment: Mapping[str, str] | None = None
+
+    def told(self, *how: object) -> FakeTriton:
+        """As the supervisor makes one."""
+        self.in_turn = how[-1]
+        return self
 
     def start(self, more: Mapping[str, str] | None = None) -> None:
         self.environment = more
@@ -118,7 +136,7 @@ def test_the_supervisor_starts_it_for_models_that_share_and_ends_it(
 ) -> None:
     triton = FakeTriton()
     monkeypatch.setattr(module, "find_triton", lambda: None)
-    monkeypatch.setattr(module, "TritonServer", lambda *_: triton)
+    monkeypatch.setattr(module, "TritonServer", triton.told)
     monkeypatch.setattr(module, "shares_a_gpu", lambda _: shared)
     ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
     given = {"models": [{"name": "slm", "engine": {"type": "paced"}}], "router": {"name": "single"}}
@@ -126,6 +144,7 @@ def test_the_supervisor_starts_it_for_models_that_share_and_ends_it(
     with pytest.raises(UserError, match="enough seen"):
         supervisor.start()
     supervisor.stop(drain=False)
+    assert triton.in_turn is shared  # they load one after another
     if shared:
         assert triton.environment is not None
         pipe, log = triton.environment["CUDA_MPS_PIPE_DIRECTORY"], triton.environment["CUDA_MPS_LOG_DIRECTORY"]

@@ -90,6 +90,14 @@ def test_paths_are_taken_from_the_file_s_folder(tmp_path: Path) -> None:
             "engine_dir: x, logits_dtype: bf16",
             "models[0].engine.logits_dtype: got 'bf16'; input should be 'fp32' or 'fp16'",
         ),
+        (
+            "engine_dir: x, gpu_device_ids: [1, 1]",
+            "models[0].engine.gpu_device_ids: got [1, 1]; must name each GPU once",
+        ),
+        (
+            "engine_dir: x, gpu_device_ids: []",
+            "models[0].engine.gpu_device_ids: got []; list should have at least 1 item",
+        ),
         ("engine_dir: x, max_tokens: 0", "models[0].engine.max_tokens: got 0; input should be greater than 0"),
     ],
 )
