@@ -53,7 +53,8 @@ class RemoteModel:
         if config.backend != _BACKEND:
             raise ValueError(f"'{self.name}' there has backend '{config.backend}'; allowed: {_BACKEND}")
         told = {key: json.loads(value.string_value) for key, value in config.parameters.items()}
-        told["router"] = told.get("router", {}).get("name")
+        router = told.get("router")
+        told["router"] = router.get("name") if isinstance(router, dict) else None
         for key in ("models", "index", "router"):
             if told.get(key) != getattr(self, key):
                 raise ValueError(

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
@@ -220,6 +221,8 @@ class Runtime:
         down = self._down()
         if down is not None:
             self._client.fail_queued(Unavailable(down))
+        if (refused := self._of_another_vocabulary()) is not None:
+            logging.getLogger("token_router").error("no request is taken: %s", refused)
 
     def _wake_all(self) -> None:
         for loop in self._loops:

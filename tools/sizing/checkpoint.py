@@ -54,7 +54,9 @@ class Checkpoint(BaseModel):
         found = dict(values)
         if found.get("num_key_value_heads") is None and heads is not None:
             found["num_key_value_heads"] = heads
-        if found.get("head_dim") is None and isinstance(heads, int) and isinstance(width, int) and heads > 0:
+        if found.get("head_dim") is None and found.get("model_type") == "qwen3":
+            found["head_dim"] = 128
+        elif found.get("head_dim") is None and isinstance(heads, int) and isinstance(width, int) and heads > 0:
             found["head_dim"] = width // heads
         return found
 

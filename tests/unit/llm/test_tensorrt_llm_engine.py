@@ -177,7 +177,8 @@ def test_a_processor_that_is_not_called_is_an_error(fake: Fake, weights: str) ->
 
 def test_reuse_asks_for_one_token_and_its_retention(fake: Fake, weights: str) -> None:
     rig = Rig(weights, retention_priority=80)
-    rig.call(SessionStep(1, 0, PROMPT), opens={1: {}}, max_steps=2)
+    rig.call(SessionStep(1, 0, PROMPT), opens={1: {}})
+    rig.call(SessionStep(1, len(PROMPT), plain(PROMPT, 1)))
     assert [s.tokens for s in fake.sent] == [PROMPT, [*PROMPT, *plain(PROMPT, 1)]]
     (blocks,) = fake.sent[0].retention.token_range_retention_configs
     assert (blocks.token_start, blocks.token_end, blocks.priority, blocks.duration_ms) == (0, None, 80, None)
@@ -420,6 +421,7 @@ def test_loading_that_fails_is_one_line(fake: Fake, weights: str) -> None:
         ({"config.json": "[]"}, ["config.json must hold a JSON object"]),
         ({"config.json": "{}"}, ["gives no vocab_size"]),
         ({"config.json": '{"vocab_size": 9}'}, ["gives an eos_token_id"]),
+        ({"config.json": '{"vocab_size": 9, "eos_token_id": []}'}, ["gives an eos_token_id"]),
     ],
 )
 def test_a_checkpoint_that_says_too_little(fake: Fake, tmp_path: Path, files: dict[str, str], words: list[str]) -> None:

@@ -60,10 +60,11 @@ def test_families_differ_in_small_things(model_type: str, more: dict[str, Any], 
     assert other.weight_bytes(1, "16bit", "pytorch") == GOLDEN["Qwen3-0.6B"]["total"] + difference
 
 
-def test_what_transformers_would_take_for_a_missing_key(tmp_path: Path) -> None:
-    folder = write_checkpoint(tmp_path, "Qwen3-0.6B", head_dim=None, num_key_value_heads=None)
+@pytest.mark.parametrize(("model_type", "head_dim"), [("qwen3", 128), ("qwen2", 1024 // 16)])
+def test_what_transformers_would_take_for_a_missing_key(tmp_path: Path, model_type: str, head_dim: int) -> None:
+    folder = write_checkpoint(tmp_path, "Qwen3-0.6B", model_type=model_type, head_dim=None, num_key_value_heads=None)
     checkpoint = Checkpoint.read(folder)
-    assert (checkpoint.head_dim, checkpoint.num_key_value_heads) == (1024 // 16, 16)
+    assert (checkpoint.head_dim, checkpoint.num_key_value_heads) == (head_dim, 16)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +93,7 @@ def test_what_cannot_be_sized(tmp_path: Path, text: str | None, message: str) ->
 
 
 def test_missing_keys_are_named_each_once(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "qwen3", "vocab_size": 3, "max_position_embeddings": 9}')
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2", "vocab_size": 3, "max_position_embeddings": 9}')
     with pytest.raises(UserError) as error:
         Checkpoint.read(tmp_path)
     keys = (

@@ -220,6 +220,10 @@ def test_a_model_that_is_unloaded_there_is_lost(triton: FarTriton) -> None:
             " deployment",
         ),
         (
+            {"told": {"models": ["slm", "llm"], "index": 1, "router": "random"}},
+            "'llm' there was told router None, and token_router 'random'; both need the same deployment",
+        ),
+        (
             {"told": {"models": ["slm", "llm"], "index": 1, "router": {"name": "rstitch"}}},
             "'llm' there was told router 'rstitch', and token_router 'random'; both need the same deployment",
         ),

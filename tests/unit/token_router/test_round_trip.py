@@ -122,7 +122,7 @@ def test_two_who_wait_for_each_other_on_a_far_llm_do_not_do_so_for_ever(seed: in
     run(main())
 
 
-def test_a_far_model_of_another_vocabulary_serves_nobody() -> None:
+def test_a_far_model_of_another_vocabulary_serves_nobody(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         config = RuntimeConfig.model_validate(
             {"models": [{"name": "slm"}, {"name": "llm", "url": "far:8001"}], "router": {"name": "random"}}
@@ -136,6 +136,7 @@ def test_a_far_model_of_another_vocabulary_serves_nobody() -> None:
                 "model 'llm' at far:8001 has a vocabulary of 900 tokens, and 'slm' one of 1000;"
                 " all models need the same"
             )
+            assert caplog.messages == [f"no request is taken: {stream.error}"]
 
     run(main())
 

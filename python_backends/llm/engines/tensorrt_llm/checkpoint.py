@@ -30,7 +30,7 @@ def read_checkpoint(weights: str) -> Checkpoint:
     if not isinstance(vocab_size, int):
         raise ValueError(f"weights: {weights}: its config.json gives no vocab_size")
     generation = _json(weights, "generation_config.json", required=False)
-    eos = next((c["eos_token_id"] for c in (generation, text, model) if c.get("eos_token_id") is not None), None)
+    eos = next((c["eos_token_id"] for c in (generation, text, model) if c.get("eos_token_id") not in (None, [])), None)
     if eos is None:
         raise ValueError(f"weights: {weights}: neither generation_config.json nor config.json gives an eos_token_id")
     return Checkpoint(vocab_size, tuple(eos) if isinstance(eos, list) else (eos,))
