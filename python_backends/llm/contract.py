@@ -88,7 +88,8 @@ class StepRequest:
     opens: the sessions among them that this LLM sees for the first time.
     free: sessions to forget; freed before anything else. Unknown ones are ignored.
     max_steps: how many tokens each session may get in this call (run-ahead). The LLM stops after the first
-        step in which a session ends, fails, or has nothing sampled.
+        step in which a session ends, fails, or has nothing sampled. Where the engine makes the steps by itself
+        (`Engine.run`), the others stop at their next token then, and may be some steps apart.
     max_leaves: how many sessions may leave before it stops too: the others go on without them.
     number: of the call, counted by the router. follows: sessions of the call before it (number - 1), which this
         one was sent ahead of: each gets its next step here if it stayed, and an empty result if it left or ended,

@@ -160,6 +160,9 @@ class LLMRunner:
         if len(batch) < request.at_least:
             batch = []  # everybody is sent anew
         may_leave = request.max_leaves
+        if batch and max_steps > 1 and self._engine.runs and all(step.sample for step in batch):
+            self._run(batch, max_steps, may_leave, progress, call)
+            batch = []
         while batch:
             self._append(batch)
             output = self._forward(batch, progress, call)
@@ -234,6 +237,46 @@ class LLMRunner:
         for session, message in output.errors.items():
             progress[session].error = message
         return output
+
+    def _run(
+        self,
+        batch: Sequence[SessionStep],
+        max_steps: int,
+        may_leave: int,
+        progress: dict[int, _Progress],
+        call: _CallClock,
+    ) -> None:
+        """The steps of a call, made by the engine itself: `execute`'s loop, for one session at a time."""
+        began_s = time.perf_counter()
+        self._append(batch)
+        by_session = {step.session: step for step in batch}
+        begins = {step.session: step.start + len(step.token_ids) for step in batch}
+        left: set[int] = set()
+        ended: set[int] = set()
+
+        def decide(session: int, made: int, logits: torch.Tensor) -> int | None:
+            asked_s = time.perf_counter()
+            mine = progress[session]
+            del mine.token_ids[made:], mine.logprobs[made:]  # decided on a part of the prompt
+            if made:
+                self._append([SessionStep(session, begins[session] + made - 1, mine.token_ids[-1:])])
+            ended.add(session)  # unless it gets through
+            if self._finish_step([by_session[session]], EngineOutput([session], logits), progress):
+                ended.remove(session)
+            (left.add if mine.destination else left.discard)(session)
+            call.engine_s -= time.perf_counter() - asked_s
+            stops = mine.destination or ended or len(left) > may_leave
+            return None if stops else mine.token_ids[-1]
+
+        limits = [self._sessions[s].opened.limit - begin for s, begin in begins.items()]
+        try:
+            errors = self._engine.run(batch, [max(1, min(max_steps, limit)) for limit in limits], decide)
+        except EngineError as error:
+            errors = dict.fromkeys(begins, str(error))
+        call.engine_s += time.perf_counter() - began_s
+        call.steps = max(1, *(len(progress[s].token_ids) for s in begins))
+        for session, message in errors.items():
+            progress[session].error = message
 
     def _finish_step(self, batch: Sequence[SessionStep], output: EngineOutput, progress: dict[int, _Progress]) -> bool:
         """Sample and route what the engine gave. Returns whether run-ahead may go on: nobody has ended or

@@ -6,14 +6,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from python_backends.llm.contract import SessionOpen, SessionStep
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Capacity", "Engine", "EngineError", "EngineOutput"]
+__all__ = ["Capacity", "Decide", "Engine", "EngineError", "EngineOutput"]
 
 
 class EngineError(Exception):
@@ -64,15 +64,29 @@ class EngineOutput:
     errors: dict[int, str] = field(default_factory=dict)
 
 
+class Decide(Protocol):
+    """What `Engine.run` asks after each step of a session."""
+
+    def __call__(self, session: int, made: int, logits: torch.Tensor) -> int | None:
+        """The token that the session goes on with; None = it stops here.
+
+        made: tokens of this run that the session has gone on with so far; asked again with the same number (the
+        engine has only now seen all of the prompt), what was answered before is forgotten.
+        logits: FP32 [1, vocabulary], as in EngineOutput.
+        """
+
+
 class Engine(ABC):
     """One model's weights and the KV of its sessions. Called by one thread, one call at a time.
 
     name: what `LLMFacts.engine` says; of the built-in engines, the `type` of their configuration.
     weights: the name of its weights (`catalog.weights_name`); None = it has none.
+    runs: whether it can make the steps of a call by itself (`run`).
     """
 
     name: ClassVar[str] = "custom"
     weights: str | None = None
+    runs: bool = False
 
     @abstractmethod
     def capacity(self) -> Capacity:
@@ -92,6 +106,16 @@ class Engine(ABC):
         EngineOutput.errors. Raises EngineError when the whole step failed; then the KV of the batch's
         sessions is undefined and they must be freed.
         """
+
+    def run(self, batch: Sequence[SessionStep], steps: Sequence[int], decide: Decide) -> dict[int, str]:
+        """Several steps of these sessions (all with `sample`): a session makes its step, then steps with the token that
+        `decide` gives it, for as long as it gives one; batch[i] at most steps[i] (>= 1) steps, perhaps fewer. None
+        waits for another. A token is in the KV once `decide` was asked what follows it.
+
+        `decide` is called by one thread at a time, not always the caller's, and not any more when this has returned.
+        Returns session -> why it failed. Raises EngineError as `step` does.
+        """
+        raise EngineError(f"the engine {self.name} makes one step at a time")
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Rows of the input embedding: INT64 [n] -> FP32 [n, embedding size]. Raises EngineError without one."""

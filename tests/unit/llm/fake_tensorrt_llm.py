@@ -8,7 +8,9 @@ after it. Buffers are overwritten by the next step, as the real ones are.
 from __future__ import annotations
 
 import inspect
+import pickle
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -44,6 +46,7 @@ class Fake:
 
     sent: prompt, SamplingParams and retention of each request. computed: tokens that each took, KV reused or not.
     steps: rows (context, generation) of each forward step of kept sessions. held: sequences that hold KV now.
+    apart: passes by which the executor takes each request later than the one sent before it.
     stream: the executor's own (1.2), None without a GPU. order: "forward" for each forward step, and what a test adds.
     """
 
@@ -61,6 +64,7 @@ class Fake:
     load_error: Exception | None = None
     processes_logits: bool = True
     pool_tokens: int = 10_000
+    apart: int = 0
     stream: Any = None
     order: list[str] = field(default_factory=list)
 
@@ -191,25 +195,56 @@ def _public(fake: Fake) -> dict[str, Any]:
     buffer = torch.zeros(1, 1, VOCAB)  # one for all requests
     executor_of: list[Any] = []
 
+    active: list[RequestOutput] = []
+
     class RequestOutput:
         def __init__(self, sent: SimpleNamespace) -> None:
             self._sent = sent
+            self._taken: list[int] = []
+            self._waits = fake.apart * len(active)
+            pickle.dumps(sent.params.logits_processor)  # for ranks that aren't there
+            self._error: Exception | None = None
             self._done = False
-            self.outputs = [SimpleNamespace(token_ids=[], generation_logits=None)]
+            self.outputs = [SimpleNamespace(token_ids=self._taken, generation_logits=None)]
+            active.append(self)
 
         @property
         def finished(self) -> bool:
             return self._done
 
         def result(self, timeout: float | None = None) -> RequestOutput:
-            tokens, params = self._sent.tokens, self._sent.params
-            self._done = True
-            if tokens[-1] in fake.refuse:
-                raise RequestError(f"token {tokens[-1]} isn't liked")
+            if not self._done:
+                executor = threading.Thread(target=self._passes)  # the processors run in its thread, not in ours
+                executor.start()
+                executor.join()
+            if self._error is not None:
+                raise self._error
+            return self
+
+        def _passes(self) -> None:
+            """Of the executor, over all requests that it has, until this one has ended or a pass has failed."""
+            with torch.inference_mode():
+                while not self._done and self._error is None:
+                    for request in list(active):
+                        request._step()
+                        if isinstance(request._error, RuntimeError) and not isinstance(request._error, RequestError):
+                            self._error = request._error
+                            break
+
+        def _step(self) -> None:
+            """A forward pass's part of it, and what the sampler does."""
+            if self._waits:
+                self._waits -= 1
+                return
+            params, tokens = self._sent.params, [*self._sent.tokens, *self._taken]
             if tokens[-1] in fake.break_at:
-                self._done = False
-                raise RuntimeError("CUDA error:\nan illegal memory access")
-            begin = fake.reused(tokens)
+                self._error = RuntimeError("CUDA error:\nan illegal memory access")
+                return
+            if tokens[-1] in fake.refuse:
+                self._error = RequestError(f"token {tokens[-1]} isn't liked")
+                self._end()
+                return
+            begin = len(tokens) - 1 if self._taken else fake.reused(tokens)
             fake.computed.append(len(tokens) - begin)
             for end in (*range(begin + CHUNK, len(tokens), CHUNK), len(tokens)):
                 buffer.copy_(toy_logits(tokens[:end]))
@@ -218,13 +253,19 @@ def _public(fake: Fake) -> dict[str, Any]:
                     params.logits_processor(7, buffer, [tokens], None, None)
             if params.return_generation_logits:
                 self.outputs[0].generation_logits = toy_logits(tokens)[None].half()
-            self.outputs[0].token_ids = [int(buffer.argmax())]
+            self._taken.append(int(buffer.argmax()))
             buffer.fill_(torch.nan)
-            fake.store(tokens)
-            return self
+            fake.store(tokens)  # all but the token just taken
+            if len(self._taken) == params.max_tokens or (self._taken[-1] == params.end_id and not params.ignore_eos):
+                self._end()
+
+        def _end(self) -> None:
+            self._done = True
+            active.remove(self)
 
         def abort(self) -> None:
             fake.aborted += 1
+            active.remove(self)
 
     class LLM:
         def __init__(

@@ -7,10 +7,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from python_backends.llm.engines.base import Decide, EngineError
+
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Compute", "Piece", "Rows"]
+__all__ = ["Compute", "Piece", "Ran", "Rows"]
 
 
 class Piece(NamedTuple):
@@ -34,12 +36,26 @@ class Rows(NamedTuple):
     errors: dict[int, str]
 
 
+class Ran(NamedTuple):
+    """went_on: session -> the tokens that it went on with and whose KV it holds now. errors: session -> why it
+    failed."""
+
+    went_on: dict[int, list[int]]
+    errors: dict[int, str]
+
+
 class Compute(ABC):
-    """Called by one thread, one call at a time."""
+    """Called by one thread, one call at a time. runs: whether it has a `run`."""
+
+    runs: bool = False
 
     @abstractmethod
     def forward(self, pieces: Sequence[Piece]) -> Rows:
         """Raises EngineError when the whole step failed."""
+
+    def run(self, pieces: Sequence[Piece], steps: Sequence[int], decide: Decide) -> Ran:
+        """As `Engine.run`. Raises EngineError when the whole run failed."""
+        raise EngineError("one step at a time")
 
     @abstractmethod
     def free(self, session: int) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from python_backends.llm.contract import SessionOpen, SessionStep
-from python_backends.llm.engines.base import Capacity, Engine, EngineError, EngineOutput
+from python_backends.llm.engines.base import Capacity, Decide, Engine, EngineError, EngineOutput
 from python_backends.llm.engines.config import TensorRTLLMConfig
 from python_backends.llm.engines.step_check import check_step
 from python_backends.llm.engines.tensorrt_llm.checkpoint import read_checkpoint
@@ -50,6 +50,7 @@ class TensorRTLLMEngine(Engine):
         self._tokens: dict[int, list[int]] = {}
         self._llm = make_llm(package, config)
         self._compute = self._choose(config, package, contract, checkpoint.vocab_size, checkpoint.eos_token_ids[0])
+        self.runs = self._compute.runs
         self._capacity = Capacity(
             max_sessions=config.max_sessions,
             context_tokens=config.context_tokens,
@@ -93,6 +94,22 @@ class TensorRTLLMEngine(Engine):
         self._tokens[session.session] = []
 
     def step(self, batch: Sequence[SessionStep]) -> EngineOutput:
+        pieces, errors = self._admit_all(batch)
+        rows = self._compute.forward(pieces)
+        return EngineOutput(rows.sessions, rows.logits, errors={**errors, **rows.errors})
+
+    def run(self, batch: Sequence[SessionStep], steps: Sequence[int], decide: Decide) -> dict[int, str]:
+        pieces, errors = self._admit_all(batch)
+        allowed = {step.session: n for step, n in zip(batch, steps, strict=True)}
+        room = self._capacity.context_tokens + 1  # the last token needs none in the KV
+        limits = [1 if errors else min(allowed[p.session], room - len(p.token_ids)) for p in pieces]
+        ran = self._compute.run(pieces, limits, decide)
+        for session, token_ids in ran.went_on.items():
+            self._tokens[session] += token_ids
+        return {**errors, **ran.errors}
+
+    def _admit_all(self, batch: Sequence[SessionStep]) -> tuple[list[Piece], dict[int, str]]:
+        """Those that fit, and session -> why it doesn't."""
         pieces: list[Piece] = []
         errors: dict[int, str] = {}
         for step in batch:
@@ -100,8 +117,7 @@ class TensorRTLLMEngine(Engine):
                 pieces.append(self._admit(step))
             except ValueError as error:
                 errors[step.session] = str(error)
-        rows = self._compute.forward(pieces)
-        return EngineOutput(rows.sessions, rows.logits, errors={**errors, **rows.errors})
+        return pieces, errors
 
     def _admit(self, step: SessionStep) -> Piece:
         """The session's sequence with the step's tokens, what was rejected dropped."""

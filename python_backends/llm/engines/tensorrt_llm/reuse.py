@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sessions through TensorRT-LLM's public API: every step is a request of one token over the whole sequence.
+"""Sessions through TensorRT-LLM's public API: every step is a request of one token over the whole sequence; a run of
+steps is a request of as many.
 
 Its KV comes from the blocks that the session's last request left behind (block and partial reuse), so only what is new
 is computed. A session between two steps is nothing but those blocks: they are evicted when memory is short, by
@@ -9,14 +10,16 @@ priority, and then computed again.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from python_backends.llm.engines.base import EngineError
+from python_backends.llm.engines.base import Decide, EngineError
 from python_backends.llm.engines.config import TensorRTLLMConfig
-from python_backends.llm.engines.tensorrt_llm.compute import Compute, Piece, Rows
+from python_backends.llm.engines.tensorrt_llm.compute import Compute, Piece, Ran, Rows
+from python_backends.llm.engines.tensorrt_llm.deciding import Deciding
 from python_backends.llm.engines.tensorrt_llm.settings import make_retention
 
 __all__ = ["BlockReuse"]
@@ -58,8 +61,8 @@ class _LastLogits:
 class BlockReuse(Compute):
     """See the module.
 
-    With one rank the logits stay on the GPU. With more, the ranks are processes of their own: they send the logits, and
-    each token's row crosses to this process's memory.
+    With one rank the logits stay on the GPU, and runs are made inside the executor. With more, the ranks are processes
+    of their own: they send the logits, and each token's row crosses to this process's memory.
     """
 
     def __init__(self, llm: Any, package: Any, config: TensorRTLLMConfig, vocab_size: int, eos_token_id: int) -> None:
@@ -69,42 +72,64 @@ class BlockReuse(Compute):
         self._retention = make_retention(package, config.retention_priority)
         self._vocab_size = vocab_size
         self._eos = eos_token_id
-        self._in_process = config.tensor_parallel == 1
+        self.runs = self._in_process = config.tensor_parallel == 1
 
     def forward(self, pieces: Sequence[Piece]) -> Rows:
-        # all are sent before the first is waited for: what the executor finds in its queue it computes together
         processors = [_LastLogits() if p.output and self._in_process else None for p in pieces]
-        requests: list[Any] = []
         sessions: list[int] = []
         rows: list[torch.Tensor] = []
         errors: dict[int, str] = {}
-        try:
+        with self._requests() as requests:
             for piece, processor in zip(pieces, processors, strict=True):
                 requests.append(self._send(piece, processor))
             for piece, processor, request in zip(pieces, processors, requests, strict=True):
-                try:
-                    request.result()
-                except self._request_error as error:
-                    errors[piece.session] = str(error)
-                    continue
-                if piece.output:
+                if (error := self._wait(request)) is not None:
+                    errors[piece.session] = error
+                elif piece.output:
                     sessions.append(piece.session)
                     rows.append(_sent_logits(request) if processor is None else processor.row())
+        logits = torch.stack(rows)[:, : self._vocab_size] if rows else torch.empty(0, self._vocab_size)
+        return Rows(sessions, logits, errors)
+
+    def run(self, pieces: Sequence[Piece], steps: Sequence[int], decide: Decide) -> Ran:
+        processors = [Deciding(piece, decide, self._vocab_size) for piece in pieces]
+        went_on: dict[int, list[int]] = {}
+        errors: dict[int, str] = {}
+        try:
+            with self._requests() as requests:
+                for piece, processor, most in zip(pieces, processors, steps, strict=True):
+                    requests.append(self._send(piece, processor, most))
+                for piece, processor, request in zip(pieces, processors, requests, strict=True):
+                    error = self._wait(request) or processor.error
+                    if error is not None:
+                        errors[piece.session] = error
+                    went_on[piece.session] = processor.went_on
+        finally:
+            for processor in processors:
+                processor.close()
+        return Ran(went_on, errors)
+
+    @contextmanager
+    def _requests(self) -> Iterator[list[Any]]:
+        """The requests of a step. All are sent before the first is waited for: what the executor finds in its queue it
+        computes together. After a failure none goes on."""
+        requests: list[Any] = []
+        try:
+            yield requests
         except Exception as error:
             for request in requests:
                 if not request.finished:
                     request.abort()
             raise EngineError(f"tensorrt_llm: {type(error).__name__}: {' '.join(str(error).split())}") from error
-        logits = torch.stack(rows)[:, : self._vocab_size] if rows else torch.empty(0, self._vocab_size)
-        return Rows(sessions, logits, errors)
 
-    def _send(self, piece: Piece, processor: _LastLogits | None) -> Any:
+    def _send(self, piece: Piece, processor: _LastLogits | Deciding | None, max_tokens: int = 1) -> Any:
+        end_id = processor.end_id if isinstance(processor, Deciding) else None
         params = self._sampling_params(
-            end_id=self._eos,  # no tokenizer is loaded that would know it
+            end_id=self._eos if end_id is None else end_id,  # no tokenizer is loaded that would know one
             pad_id=self._eos,
-            ignore_eos=True,
-            max_tokens=1,
-            top_k=1,  # of the token that nobody looks at
+            ignore_eos=end_id is None,
+            max_tokens=max_tokens,
+            top_k=1,  # the token that a processor has left, or one that nobody looks at
             logits_processor=processor,
             return_generation_logits=piece.output and processor is None,
             detokenize=False,
@@ -115,6 +140,14 @@ class BlockReuse(Compute):
             streaming=False,
             kv_cache_retention_config=self._retention,
         )
+
+    def _wait(self, request: Any) -> str | None:
+        """Until it has ended. Returns why it was refused."""
+        try:
+            request.result()
+        except self._request_error as error:
+            return str(error)
+        return None
 
     def free(self, session: int) -> None:
         """Nothing: the blocks are the pool's, which takes them when it needs them."""

@@ -47,7 +47,7 @@ def make_llm(package: Any, config: TensorRTLLMConfig) -> Any:
             max_num_tokens=config.max_step_tokens,
             enable_chunked_prefill=True,
             cuda_graph_config=graphs if config.cuda_graphs else None,
-            disable_overlap_scheduler=True,  # a request is one token long: there is nothing to overlap
+            disable_overlap_scheduler=True,  # a processor must see each token that was taken, and may end the request
             gather_generation_logits=config.tensor_parallel > 1,
         )
     except Exception as error:  # whatever loading raises: no memory, no such checkpoint, an unknown architecture
