@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +104,7 @@ def _fit(recipe: Recipe, stages: Stages, tokens: Tokens, name: str) -> tuple[Tra
     depends_on = {**recipe.facts(), "tokens": len(train), "positives": int(tokens.labels[train.numpy()].sum())}
     histories = []
     for number, phase in enumerate(prepared.phases):
-        checkpoint = stages.folder.checkpoint(f"{name}-{number}", depends_on)
+        checkpoint = stages.folder.checkpoint(f"{name}-{number}", {**depends_on, "options": asdict(phase.options)})
         with _progress(stages.console, f"fitting {name}, phase {number + 1}", phase.options.epochs) as done:
             found = fit(
                 prepared.network,
