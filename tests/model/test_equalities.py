@@ -13,9 +13,9 @@ import pytest
 from python_backends.llm.catalog import locate_tokenizer
 from python_backends.llm.contract import SamplingParams
 from python_backends.token_router.tokenizer import Tokenizer
+from tests.model.asking import ask_rstitch
 from tests.model.reference import Reference
 from tests.triton.servers import assert_clean_and_serving
-from tools.client import Answer, TokenRouterClient
 from tools.deployment import Deployment, load_deployment
 from tools.supervisor import RunningServer, running_server
 
@@ -73,28 +73,13 @@ def server(deployment: Deployment, expected: Any) -> Iterator[RunningServer]:
         yield running
 
 
-def _ask(server: RunningServer, prompt: list[int], tau: float, **sampling: Any) -> tuple[list[int], list[str]]:
-    with TokenRouterClient(server.grpc_url) as client:
-        answer = Answer.of(
-            client.generate(
-                input_ids=prompt,
-                max_tokens=TOKENS,
-                ignore_eos=True,
-                router_params={"tau": tau},
-                timeout_s=200,
-                **sampling,
-            )
-        )
-    return answer.ids, answer.models
-
-
 @pytest.mark.parametrize("at_once", [1, 4, 16])
 def test_rstitch_equals_the_sequential_loop(
     server: RunningServer, prompts: list[list[int]], expected: Any, at_once: int
 ) -> None:
     work = [(i, p) for i, p in enumerate(prompts)] * (2 if at_once == 16 else 1)
     with ThreadPoolExecutor(at_once) as pool:
-        answers = list(pool.map(lambda item: _ask(server, item[1], TAU), work))
+        answers = list(pool.map(lambda item: ask_rstitch(server, item[1], TOKENS, TAU), work))
     for (i, _), answer in zip(work, answers, strict=True):
         assert answer == expected["routed"][i], QUESTIONS[i]
     makers = {m for _, made in answers for m in made}
@@ -105,7 +90,7 @@ def test_rstitch_equals_the_sequential_loop(
 def test_sampling_equals_the_sequential_loop(server: RunningServer, prompts: list[list[int]], expected: Any) -> None:
     """Penalties count every token, whichever model made it, and a seed's draws don't depend on the batch."""
     with ThreadPoolExecutor(4) as pool:
-        answers = list(pool.map(lambda p: _ask(server, p, TAU, **asdict(SAMPLING)), prompts[:4]))
+        answers = list(pool.map(lambda p: ask_rstitch(server, p, TOKENS, TAU, **asdict(SAMPLING)), prompts[:4]))
     assert answers == expected["sampled"]
     assert {m for _, made in answers for m in made} == {"slm", "llm"}
     assert answers != expected["routed"][:4]
@@ -116,7 +101,7 @@ def test_never_delegating_is_the_slm_and_always_is_the_llm(
     server: RunningServer, prompts: list[list[int]], expected: Any, who: str, tau: float
 ) -> None:
     with ThreadPoolExecutor(4) as pool:
-        answers = list(pool.map(lambda p: _ask(server, p, tau), prompts))
+        answers = list(pool.map(lambda p: ask_rstitch(server, p, TOKENS, tau), prompts))
     for i, answer in enumerate(answers):
         assert answer == expected[who][i], QUESTIONS[i]
     assert_clean_and_serving(server)

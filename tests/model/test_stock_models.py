@@ -10,7 +10,6 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,12 +17,11 @@ from python_backends.llm.catalog import locate_tokenizer, locate_weights
 from python_backends.llm.contract import SamplingParams
 from python_backends.llm.gguf_header import read_gguf_header
 from python_backends.token_router.tokenizer import Tokenizer
+from tests.model.asking import ask_rstitch
 from tests.model.reference import Reference
 from tests.triton.servers import assert_clean_and_serving
 from tests.triton.stock import REAL, engine_folder, stock_engine, stock_server
-from tools.client import Answer, TokenRouterClient
 from tools.deployment import Deployment, load_deployment
-from tools.supervisor import RunningServer
 
 pytestmark = [
     pytest.mark.model,
@@ -57,21 +55,6 @@ def _stock(shipped: Deployment, folder: Path) -> Deployment:
     return Deployment.model_validate({"models": models, **rest})
 
 
-def _ask(server: RunningServer, prompt: list[int], **request: Any) -> tuple[list[int], list[str]]:
-    with TokenRouterClient(server.grpc_url) as client:
-        answer = Answer.of(
-            client.generate(
-                input_ids=prompt,
-                max_tokens=TOKENS,
-                ignore_eos=True,
-                router_params={"tau": TAU},
-                timeout_s=200,
-                **request,
-            )
-        )
-    return answer.ids, answer.models
-
-
 def test_tokens_equal_those_of_the_sequential_loop_on_llama_cpp(tmp_path: Path) -> None:
     shipped = load_deployment("smollm2")
     tokenizer = Tokenizer(locate_tokenizer(str(shipped.tokenizer)))
@@ -82,10 +65,13 @@ def test_tokens_equal_those_of_the_sequential_loop_on_llama_cpp(tmp_path: Path) 
     reference.close()
     assert {m for _, made in greedy for m in made} == set(shipped.model_names)  # or the test would show nothing
     with stock_server(_stock(shipped, tmp_path)) as server:
-        assert [_ask(server, p) for p in prompts[:2]] == greedy[:2]
+        assert [ask_rstitch(server, p, TOKENS, TAU) for p in prompts[:2]] == greedy[:2]
         with ThreadPoolExecutor(len(prompts)) as pool:
-            assert list(pool.map(lambda p: _ask(server, p), prompts)) == greedy
-            assert list(pool.map(lambda p: _ask(server, p, **asdict(SAMPLING)), prompts[:3])) == sampled
+            assert list(pool.map(lambda p: ask_rstitch(server, p, TOKENS, TAU), prompts)) == greedy
+            assert (
+                list(pool.map(lambda p: ask_rstitch(server, p, TOKENS, TAU, **asdict(SAMPLING)), prompts[:3]))
+                == sampled
+            )
         blocks = server.control.status().models
         assert all(model["kv_reused_blocks"] > 5 * model["kv_new_blocks"] for model in blocks.values())
         assert_clean_and_serving(server)
