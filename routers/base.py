@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict
@@ -63,7 +62,7 @@ class ServedModel:
     """What a router may ask about the model that it sits beside.
 
     name: the deployment's. weights: the name of its weights, a file's without folder and ending; None for
-        an engine without weights (`paced`).
+        an engine without weights (`paced`), or whose weights have no name that is known (`tensorrtllm`).
     vocab_size: columns of the logits. hidden_size: of the hidden states; None = the engine has none.
     embed: INT64 [n] -> FP32 [n, embedding size], rows of the model's input embedding. None = the engine has
         none, or the model isn't loaded (`BaseRouter.check`).
@@ -105,7 +104,7 @@ class StepResult:
     rids: n request numbers, unique while `token_router` lives.
     params: n parameter sets: the deployment's, with what that request overrides.
     draw: one number from [0, 1) for a row. It depends only on the request's seed, the place and the model,
-        so a request's draws are the same whatever else is served. `uniforms` has those of all rows.
+        so a request's draws are the same whatever else is served.
     fields: where `route` puts what `send` needs: fields[r]["name"] = a JSON value. It travels with the
         step's response to `RoutedRequest.fields`.
     """
@@ -133,26 +132,8 @@ class StepResult:
         """FP32 [n, hidden size] or None; the paper's name for `logits_output.hidden_states`."""
         return self.logits_output.hidden_states
 
-    # Tensors are made when they are asked for: after a step's wait, each costs some 50 us on cold caches. They are
-    # where the step's are: on an engine's GPU.
-
-    @cached_property
-    def positions(self) -> torch.Tensor:
-        """INT64 [n]: `places`."""
-        import torch
-
-        return torch.tensor(self.places, device=self.next_token_ids.device)
-
-    @cached_property
-    def uniforms(self) -> torch.Tensor:
-        """FP64 [n]: `draw` of every row."""
-        import torch
-
-        draws = [self.draw(row) for row in range(len(self.rids))]
-        return torch.tensor(draws, dtype=torch.float64, device=self.next_token_ids.device)
-
     def param(self, name: str) -> torch.Tensor:
-        """The parameter `name` of every row, as FP64 [n]."""
+        """The parameter `name` of every row, as FP64 [n] where the step's tensors are: on an engine's GPU."""
         import torch
 
         values = [getattr(p, name) for p in self.params]
@@ -220,12 +201,19 @@ class BaseRouter(Generic[P]):
     needs_logits: ClassVar[bool] = True
     needs_hidden_states: ClassVar[bool] = False
     needs_embeddings: ClassVar[bool] = False  # `ServedModel.embed`
+    needs_token_bytes: ClassVar[bool] = False  # `ServedModel.token_bytes`
     needs_sampling: ClassVar[bool] = False  # true: greedy requests are refused
 
     def __init__(self, params: P, models: Sequence[str], index: int) -> None:
         self.params = params
         self.models = tuple(models)
         self.index = index
+
+    @classmethod
+    def needs(cls) -> list[str]:
+        """What the engine must provide, by the names of `Capacity.provides`."""
+        known = ("logits", "hidden_states", "embeddings", "token_bytes", "sampling")
+        return [what for what in known if getattr(cls, f"needs_{what}")]
 
     def check(self, model: ServedModel) -> None:
         """Override to raise ValueError when this router can't sit beside that model, weights unread: it is
@@ -299,6 +287,11 @@ class Algorithm:
     peer: type[BaseRouter[Any]]
     min_models: int = 2
     max_models: int | None = 2
+
+    @property
+    def needs_sampling(self) -> bool:
+        """Whether one of its routers takes no greedy request."""
+        return self.entry.needs_sampling or self.peer.needs_sampling
 
     def router(self, index: int, params: RouterParams, models: Sequence[str]) -> BaseRouter[Any]:
         """The router beside model number `index` of the deployment's `models` (in its order).

@@ -43,6 +43,8 @@ class GlimpParams(RouterParams):
 class GlimpRouter(BaseRouter[GlimpParams]):
     """What both sides need: the tokens that end a step."""
 
+    needs_token_bytes = True
+
     def bind(self, model: ServedModel) -> None:
         if model.token_bytes is None:
             raise ValueError(

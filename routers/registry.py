@@ -24,6 +24,9 @@ from routers.single import SINGLE
 
 __all__ = ["ALGORITHMS", "RouterConfig", "load_algorithm"]
 
+_SHOWN_CHARACTERS = 80  # of a value in a message
+_SHOWN_ERRORS = 8
+
 ALGORITHMS: Mapping[str, Algorithm] = {
     a.name: a for a in (RSTITCH, R2R, CITER, CO_LLM, MIXTURE_ENSEMBLE, BILD, GLIMP, SINGLE, RANDOM, MARKOV)
 }
@@ -51,11 +54,20 @@ def load_algorithm(name: str) -> Algorithm:
     return algorithm
 
 
+def cut(text: str) -> str:
+    """The text, or its beginning: what a client sends may be of any length, what it is told of it isn't."""
+    return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 3] + "..."
+
+
 def describe(error: ValidationError) -> str:
-    """A pydantic error as "field: message, got value", joined by "; "."""
-    return "; ".join(
-        f"{'.'.join(map(str, e['loc'])) or 'value'}: {e['msg']}, got {e['input']!r}" for e in error.errors()
-    )
+    """A pydantic error as "field: message, got value", joined by "; "; the first few of many."""
+    errors = error.errors()
+    shown = [
+        f"{cut('.'.join(map(str, e['loc']))) or 'value'}: {e['msg']}, got {cut(repr(e['input']))}"
+        for e in errors[:_SHOWN_ERRORS]
+    ]
+    more = len(errors) - len(shown)
+    return "; ".join([*shown, f"and {more} more"] if more else shown)
 
 
 class RouterConfig(BaseModel):
@@ -105,7 +117,7 @@ def overridden(
     for key in overrides:
         if key not in allowed:
             names = ", ".join(sorted(allowed)) or "none"
-            raise ValueError(f"'{key}' can't be set by a request to router '{algorithm.name}'; allowed: {names}")
+            raise ValueError(f"'{cut(key)}' can't be set by a request to router '{algorithm.name}'; allowed: {names}")
     params = parse_params(algorithm, {**values, **overrides})
     params.check_models(models)
     return params

@@ -43,7 +43,8 @@ def normalized_entropy(logits: torch.Tensor) -> torch.Tensor:
     entropies = [_entropy(row) for row in logits]
     if not all(map(math.isfinite, entropies)):  # a NaN compares false with every threshold
         raise ValueError("logits: hold NaN or +inf, or nothing but -inf; allowed: finite ones, and -inf for a mask")
-    return logits.new_tensor(entropies) / math.log(logits.shape[-1])
+    # rounding takes that of a large vocabulary without any preference above 1, and tau = 1 would delegate
+    return (logits.new_tensor(entropies) / math.log(logits.shape[-1])).clamp_(0.0, 1.0)
 
 
 def _entropy(row: torch.Tensor) -> float:

@@ -310,7 +310,8 @@ class _Driver:
         stuck = request.idle_visits >= len(self._routers)
         request.check("progress", not stuck, f"{request.idle_visits} visits in a row kept no token")
         request.at = target
-        request.trace.handoffs += 1
+        if not request.ends(request.trace.token_ids):  # a token that ends the answer takes the request nowhere
+            request.trace.handoffs += 1
 
     def _call(self, request: _Request, rule: str, model: int, function: Callable[[Any], Any], argument: Any) -> Any:
         try:

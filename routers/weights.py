@@ -30,7 +30,7 @@ class RouterHeader(BaseModel):
 
     models: names of the weights, in the order in which they are served, the small model first.
     network: the keyword arguments of the network's class.
-    data: what it was trained on. metrics: on held-out data: AUROC, recall, LLM share, ...
+    data: what it was trained on. metrics: on the test prompts: AUROC, recall, LLM share, ...
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)

@@ -8,9 +8,9 @@ import readline  # noqa: F401  gives input() its line editing and history
 from collections.abc import Iterator
 from pathlib import Path
 
-import grpc  # type: ignore[import-untyped]
 from rich.console import Console
 
+from routers import RouterConfig
 from tools.client import Answer, GenerationError, TokenRouterClient
 from tools.coloring import Painter
 from tools.demo import comparison_table
@@ -36,6 +36,7 @@ class Conversation:
         self._client = client
         self._console = console
         self._models = runtime.model_names
+        self._temperature = 1.0 if _samples(runtime.router) else None
         self._max_tokens = max_tokens
         self._painter = Painter(console, runtime.model_names)
         self._messages: list[dict[str, str]] = []
@@ -70,14 +71,16 @@ class Conversation:
 
     def _ask(self, question: str) -> None:
         messages = [*self._messages, {"role": "user", "content": question}]
-        generation = self._client.generate(messages=messages, max_tokens=self._max_tokens)
+        generation = self._client.generate(
+            messages=messages, max_tokens=self._max_tokens, temperature=self._temperature
+        )
         answer = Answer(generation.sent_at)
         try:
             self._painter.show(generation, answer)
         except KeyboardInterrupt:
             self._console.print("stopped", style="dim")
         except GenerationError as error:
-            hint = "; /clear begins anew" if error.status is grpc.StatusCode.INVALID_ARGUMENT else ""
+            hint = "; /clear begins anew" if error.refused else ""
             self._console.print(f"{error}{hint}", style="red", markup=False)
             return  # the question is not part of the conversation: asking again is harmless
         self._messages = [*messages, {"role": "assistant", "content": answer.text}]
@@ -89,6 +92,14 @@ class Conversation:
             self._console.print(comparison_table(titled, self._models))
         else:
             self._console.print("no answer yet", style="dim")
+
+
+def _samples(router: RouterConfig) -> bool:
+    """Whether it takes no greedy request; of one that only the server's host has, that isn't known here."""
+    try:
+        return router.algorithm().needs_sampling
+    except ValueError:
+        return False
 
 
 def chat(config: Path | str | None = None, url: str | None = None, max_tokens: int | None = None) -> None:

@@ -11,6 +11,7 @@ import typer
 
 from python_backends.llm.catalog import WeightsError
 from tools.commands.eval import app as eval_app
+from tools.commands.options import DEMO_MAX_TOKENS, MeasureOptions, SimulateOptions, ThresholdOptions
 from tools.commands.routers import app as routers_app
 from tools.commands.train import train_command
 from tools.commands.variadic import NumbersCommand
@@ -139,7 +140,7 @@ def build(
 def demo(
     config: Config = None,
     question: Annotated[str | None, typer.Option(help="What to ask.", show_default="a coding question")] = None,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 256,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = DEMO_MAX_TOKENS,
     compare: Annotated[bool, typer.Option(help="Then ask each model alone.")] = True,
 ) -> None:
     """Fetch the models, serve them, and watch two of them write one answer."""
@@ -180,28 +181,32 @@ def simulate(
         int | None, typer.Option(help="Clients that each send the next request at once.", show_default="4")
     ] = None,
     rate: Annotated[float | None, typer.Option(help="Instead: requests/s of a Poisson stream.")] = None,
-    policy: Annotated[str, typer.Option(help="async, step_sync, model_sync, or all.")] = "all",
+    policy: Annotated[str, typer.Option(help="async, step_sync, model_sync, or all.")] = SimulateOptions.policy,
     threshold: Annotated[
         list[int] | None, typer.Option(help="B of each model.", show_default="the Markov model's best")
     ] = None,
     tokens: Annotated[
         float | None, typer.Option(help="Tokens of a request, the mean of a geometric length.", show_default="endless")
     ] = None,
-    prompt_tokens: Annotated[int, typer.Option(help="Of every request; cost what the profile says.")] = 0,
+    prompt_tokens: Annotated[
+        int, typer.Option(help="Of every request; cost what the profile says.")
+    ] = SimulateOptions.prompt_tokens,
     max_live: Annotated[int | None, typer.Option(help="Most requests generating at once.")] = None,
     max_wait_ms: Annotated[
         float | None, typer.Option(help="Longest wait for a batch to fill.", show_default="for ever")
     ] = None,
-    resume: Annotated[bool, typer.Option(help="Models keep the KV of requests that are away.")] = True,
-    duration: Annotated[float, typer.Option(help="Simulated seconds.")] = 600.0,
-    seed: Annotated[int, typer.Option(help="Of all randomness.")] = 0,
+    resume: Annotated[
+        bool, typer.Option(help="Models keep the KV of requests that are away.")
+    ] = SimulateOptions.resume,
+    duration: Annotated[float, typer.Option(help="Simulated seconds.")] = SimulateOptions.duration,
+    seed: Annotated[int, typer.Option(help="Of all randomness.")] = SimulateOptions.seed,
     trace: Annotated[Path | None, typer.Option(help="Write 5 s of the last policy, for ui.perfetto.dev.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Write a chart (.png, .svg, .pdf).")] = None,
 ) -> None:
     """What each scheduling policy makes of a deployment's traffic, by simulation."""
     from tools.commands.profile_options import ProfileOptions
-    from tools.commands.simulate import SimulateOptions, simulate
+    from tools.commands.simulate import simulate
 
     options = SimulateOptions(
         policy=policy,
@@ -235,20 +240,23 @@ def threshold(
     matrix_c: MatrixC = None,
     latency_ms: LatencyMs = None,
     concurrency: Annotated[
-        list[int] | None, typer.Option(help="Live requests, one number or several.", show_default="4")
+        list[int] | None,
+        typer.Option(
+            help="Live requests, one number or several.", show_default=" ".join(map(str, ThresholdOptions.concurrency))
+        ),
     ] = None,
-    delta_ms: Annotated[float, typer.Option(help="The grid of the step times.")] = 0.1,
-    method: Annotated[str, typer.Option(help="auto, exact, or sampled.")] = "auto",
-    seed: Annotated[int, typer.Option(help="Of what is sampled.")] = 0,
+    delta_ms: Annotated[float, typer.Option(help="The grid of the step times.")] = ThresholdOptions.delta_ms,
+    method: Annotated[str, typer.Option(help="auto, exact, or sampled.")] = ThresholdOptions.method,
+    seed: Annotated[int, typer.Option(help="Of what is sampled.")] = ThresholdOptions.seed,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Write a chart (.png, .svg, .pdf).")] = None,
 ) -> None:
     """The best delayed-batching thresholds B for a deployment's traffic, by the Markov model."""
     from tools.commands.measured import server_profile
     from tools.commands.profile_options import ProfileOptions
-    from tools.commands.threshold import ThresholdOptions, threshold
+    from tools.commands.threshold import threshold
 
-    options = ThresholdOptions(concurrency or (4,), delta_ms, method, seed)
+    options = ThresholdOptions(concurrency or ThresholdOptions.concurrency, delta_ms, method, seed)
     given = ProfileOptions(profile, algorithm, p, q, weights, matrix_p, matrix_c, latency_ms)
     traffic = given.profile() if server is None else server_profile(server, given)
     threshold(traffic, options, as_json=as_json, plot=plot)
@@ -265,15 +273,15 @@ def profile(
     concurrency: Annotated[
         list[int] | None, typer.Option(help="Requests at once, in turn.", show_default="1 2 4 ...")
     ] = None,
-    seconds: Annotated[float, typer.Option(help="Of each of them.")] = 5.0,
+    seconds: Annotated[float, typer.Option(help="Of each of them.")] = MeasureOptions.seconds,
     prompts: Annotated[
         Path | None, typer.Option(help="A file with a prompt on each line.", show_default="some of our own")
     ] = None,
-    max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 256,
-    seed: Annotated[int, typer.Option(help="Of the prompts' order and of the requests.")] = 0,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = MeasureOptions.max_tokens,
+    seed: Annotated[int, typer.Option(help="Of the prompts' order and of the requests.")] = MeasureOptions.seed,
 ) -> None:
     """Measure a deployment's routing and step times, for `threshold` and `simulate`."""
-    from tools.commands.profile import MeasureOptions, profile
+    from tools.commands.profile import profile
 
     profile(config, output, MeasureOptions(server, concurrency, seconds, prompts, max_tokens, seed))
 

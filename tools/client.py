@@ -37,6 +37,7 @@ _OUTPUTS = ("text_output", "output_ids", "output_models", "finish_reason", "usag
 _JSON_INPUTS = frozenset({"messages", "router_params"})
 # Without this header Triton reports an error inside the stream, as a text without a status.
 _METADATA = (("triton_grpc_error", "true"),)
+_RUNTIME_TIMEOUT_S = 20.0  # for a question that takes Triton no time
 _CHANNEL_OPTIONS = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
 
 
@@ -47,6 +48,15 @@ class GenerationError(Exception):
         super().__init__(f"{status.name}: {message}")
         self.status = status
         self.message = message
+
+    @property
+    def refused(self) -> bool:
+        """Whether the request can't be served as it is: asked again, it would be refused again."""
+        return self.status is grpc.StatusCode.INVALID_ARGUMENT
+
+    def told(self) -> str:
+        """What a user of a command is told."""
+        return f"the server refused a question: {self.message}" if self.refused else f"the server didn't answer: {self}"
 
 
 @dataclass(frozen=True)
@@ -210,15 +220,15 @@ class TokenRouterClient:
         self._latest = Generation(call, sent_at)
         return self._latest
 
-    def runtime(self) -> RuntimeConfig:
+    def runtime(self, timeout_s: float = _RUNTIME_TIMEOUT_S) -> RuntimeConfig:
         """What the server's public model was told: its models' names, its router, its limits.
 
-        Raises GenerationError when the server can't be reached, has no such model, or one that this version of
-        tokenrouter doesn't know.
+        Raises GenerationError when the server can't be reached, doesn't answer in time, has no such model, or one that
+        this version of tokenrouter doesn't know.
         """
         request = service_pb2.ModelConfigRequest(name=self._model)
         try:
-            config = self._stub.ModelConfig(request).config
+            config = self._stub.ModelConfig(request, timeout=timeout_s).config
         except grpc.RpcError as error:
             raise GenerationError(error.code(), error.details() or "no details") from None
         try:

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import json
 import socket
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 __all__ = ["ControlClient", "ControlError", "RouterStatus"]
+
+# token_router's own `CONTROL_SOCKET` would bring its whole runtime with it; a test compares them
+_SOCKET = "control.sock"
 
 
 class ControlError(Exception):
@@ -25,6 +28,7 @@ class RouterStatus:
 
     models: by name what token_router knows of each, its "state" among it.
     controller: what `batching: auto` believes and has chosen; None where it isn't on.
+    full: even the shortest request would have to wait for others to end.
     """
 
     state: str
@@ -32,6 +36,7 @@ class RouterStatus:
     queued: int
     models: dict[str, dict[str, Any]] = field(default_factory=dict)
     controller: dict[str, Any] | None = None
+    full: bool = False
 
     @property
     def unfinished(self) -> int:
@@ -52,13 +57,16 @@ class ControlClient:
         self._path = path
         self._timeout_s = timeout_s
 
+    @classmethod
+    def of(cls, run: Path) -> ControlClient:
+        """That of the token_router whose run directory this is."""
+        return cls(run / _SOCKET)
+
     def status(self) -> RouterStatus:
         """Raises ControlError when there is no answer."""
         answer = self._ask({"op": "status"})
         try:
-            return RouterStatus(
-                answer["state"], answer["live"], answer["queued"], answer["models"], answer.get("controller")
-            )
+            return RouterStatus(**{f.name: answer[f.name] for f in fields(RouterStatus)})
         except KeyError as error:
             raise ControlError(f"token_router's status lacks {error}") from error
 

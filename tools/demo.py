@@ -14,6 +14,7 @@ from rich.table import Table
 
 from tools.client import Answer, GenerationError, TokenRouterClient
 from tools.coloring import Painter
+from tools.commands.options import DEMO_MAX_TOKENS
 from tools.deployment import Deployment
 from tools.errors import UserError
 from tools.own_server import own_server
@@ -41,7 +42,7 @@ class _Run:
 
 
 def demo(
-    config: Path | str | None = None, question: str = QUESTION, max_tokens: int = 256, compare: bool = True
+    config: Path | str | None = None, question: str = QUESTION, max_tokens: int = DEMO_MAX_TOKENS, compare: bool = True
 ) -> None:
     """Fetch what is missing, serve `config` (None = the shipped default), ask, stream, compare, shut down.
 
@@ -52,25 +53,27 @@ def demo(
     try:
         with own_server(config, console) as server, TokenRouterClient(server.grpc_url) as client:
             painter = Painter(console, server.deployment.model_names)
-            _ask_all(client, painter, _runs(server.deployment, compare), question, max_tokens)
+            asked = {"messages": [{"role": "user", "content": question}], "max_tokens": max_tokens}
+            if server.deployment.router.algorithm().needs_sampling:
+                asked["temperature"] = 1.0
+            _ask_all(client, painter, _runs(server.deployment, compare), asked)
     except KeyboardInterrupt:
         console.print("\nstopped", style="dim")
         raise typer.Exit(130) from None
     except GenerationError as error:
-        raise UserError(f"the server didn't answer: {error}") from error
+        raise UserError(error.told()) from error
 
 
-def _ask_all(client: TokenRouterClient, painter: Painter, runs: Sequence[_Run], question: str, max_tokens: int) -> None:
-    """Every run in turn: the first one's summary at once, and all of them in one table at the end."""
+def _ask_all(client: TokenRouterClient, painter: Painter, runs: Sequence[_Run], asked: Mapping[str, Any]) -> None:
+    """The request `asked` by every run in turn: the first one's summary at once, and all of them in one table at the
+    end."""
     console = painter.console
     painter.legend()
     answers: dict[str, Answer] = {}
     for run in runs:
-        asked = "the same question" if answers else question
-        console.print(f"\n{run.title}: {asked}\n", style="bold", markup=False)
-        generation = client.generate(
-            messages=[{"role": "user", "content": question}], max_tokens=max_tokens, router_params=run.router_params
-        )
+        question = "the same question" if answers else asked["messages"][0]["content"]
+        console.print(f"\n{run.title}: {question}\n", style="bold", markup=False)
+        generation = client.generate(**asked, router_params=run.router_params)
         answer = answers[run.title] = Answer(generation.sent_at)
         painter.show(generation, answer)
         console.print()

@@ -250,10 +250,10 @@ def _with_absolute_paths(deployment: Deployment, folder: Path) -> Deployment:
     def absolute(text: str) -> str:
         return str(folder / os.path.expanduser(text))
 
-    models = [m.model_copy(update={"engine": _engine_with(absolute, m.engine)}) for m in deployment.models]
+    models = [_model_with(absolute, m) for m in deployment.models]
     tokenizer = deployment.tokenizer
-    if tokenizer is not None and tokenizer not in FAMILIES and tokenizer not in CATALOG and "/" in tokenizer:
-        tokenizer = absolute(tokenizer)
+    if tokenizer is not None and tokenizer not in FAMILIES and tokenizer not in CATALOG:
+        tokenizer = absolute(tokenizer) if "/" in tokenizer or Path(absolute(tokenizer)).is_dir() else tokenizer
     router = deployment.router
     if router.path is not None:
         router = router.model_copy(update={"path": absolute(router.path)})
@@ -263,14 +263,21 @@ def _with_absolute_paths(deployment: Deployment, folder: Path) -> Deployment:
     return deployment.model_copy(update={"models": models, "tokenizer": tokenizer, "router": router})
 
 
+def _model_with(absolute: Callable[[str], str], model: ModelConfig) -> ModelConfig:
+    build = model.build.model_copy(update={"examples": absolute(model.build.examples)})
+    return model.model_copy(update={"engine": _engine_with(absolute, model.engine), "build": build})
+
+
 def _engine_with(absolute: Callable[[str], str], engine: EngineConfig) -> EngineConfig:
     if isinstance(engine, LlamaCppConfig) and engine.weights.endswith(".gguf"):
         return engine.model_copy(update={"weights": absolute(engine.weights)})
     if isinstance(engine, TensorRTLLMBackendConfig):
         paths = {"engine_dir": engine.engine_dir, "checkpoint": engine.checkpoint}
         return engine.model_copy(update={k: absolute(v) for k, v in paths.items() if v is not None})
-    if isinstance(engine, TensorRTLLMConfig) and engine.weights.startswith((".", "~")):  # else a path, or a name
-        return engine.model_copy(update={"weights": absolute(engine.weights)})
+    if isinstance(engine, TensorRTLLMConfig):
+        path = absolute(engine.weights)
+        if engine.weights.startswith((".", "~")) or Path(path).is_dir():  # else a name of the Hugging Face hub
+            return engine.model_copy(update={"weights": path})
     return engine
 
 

@@ -19,9 +19,7 @@ class FirstToken:
     """
 
     def __init__(self, grpc_url: str, router: RouterConfig) -> None:
-        algorithm = router.algorithm()
-        samples = algorithm.entry.needs_sampling or algorithm.peer.needs_sampling
-        self._temperature = 1.0 if samples else None
+        self._temperature = 1.0 if router.algorithm().needs_sampling else None
         self._client = TokenRouterClient(grpc_url)
 
     def __enter__(self) -> FirstToken:

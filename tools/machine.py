@@ -18,6 +18,7 @@ from python_backends.llm.kv_size import llama_kv_cells, llama_kv_token_bytes
 from routers import ServedModel
 from tools.deployment import Deployment
 from tools.problem import Problem
+from tools.sizing.units import gib
 from tools.stock_check import stock_problems
 from tools.tensorrt_llm_check import checkpoint_vocabulary, tensorrt_llm_problems
 
@@ -61,7 +62,8 @@ def machine_problems(deployment: Deployment) -> list[Problem]:
 
 
 def memory_needed(deployment: Deployment) -> int:
-    """An estimate in bytes: weights, the KV of max_sessions full contexts, the processes themselves.
+    """An estimate of the host's memory in bytes: weights, the KV of max_sessions full contexts, the processes
+    themselves. A model with layers on a GPU counts as a process only.
 
     Raises WeightsError, OSError or ValueError when weights aren't there or can't be read.
     """
@@ -241,20 +243,17 @@ def _memory(deployment: Deployment, weights: list[_Weights]) -> Iterator[Problem
     if needed > available:
         yield Problem(
             "models",
-            f"about {_gib(needed)} of memory needed",
-            f"{_gib(available)} are available",
+            f"about {gib(needed)} of memory needed",
+            f"{gib(available)} are available",
             "lower engine.max_sessions or engine.context_tokens, or take smaller weights",
         )
 
 
 def _estimate(deployment: Deployment, weights: list[_Weights]) -> int:
     processes = (len(deployment.here) + deployment.routes) * _PROCESS_BYTES
-    return processes + sum(w.file.stat().st_size + _kv_bytes(w) for w in weights)
+    on_host = [w for w in weights if w.engine.gpu_layers == 0]
+    return processes + sum(w.file.stat().st_size + _kv_bytes(w) for w in on_host)
 
 
 def _kv_bytes(w: _Weights) -> int:
     return llama_kv_cells(w.engine) * llama_kv_token_bytes(w.header, w.engine)
-
-
-def _gib(size: int) -> str:
-    return f"{size / (1 << 30):.1f} GiB"

@@ -28,8 +28,8 @@ _LEAVING = (signal.SIGTERM, signal.SIGHUP)
 def own_server(config: Path | str | None, console: Console) -> Iterator[RunningServer]:
     """The deployment `config` (None = the shipped default) served while the block runs, on free ports.
 
-    What its models need and this machine lacks is fetched first. However the block ends, by SIGTERM or a
-    closed terminal too, the server is shut down. Raises UserError, WeightsError.
+    Weights of the catalogue that this machine lacks are fetched first, and their tokenizer with them. However the
+    block ends, by SIGTERM or a closed terminal too, the server is shut down. Raises UserError, WeightsError.
     """
     deployment = load_deployment(config)
     if deployment.tokenizer is None:

@@ -16,6 +16,8 @@ from typing import IO
 
 import psutil
 
+from tools.mps import Mps
+
 __all__ = ["RunDirectory"]
 
 _PREFIX = "tokenrouter-"
@@ -54,12 +56,17 @@ class RunDirectory:
         """What the names of the run's shared-memory regions begin with."""
         return f"{self.path.name}_"
 
+    @property
+    def mps(self) -> Mps:
+        """The run's own MPS, if it has one."""
+        return Mps(self.path / "mps")
+
     def processes(self) -> list[psutil.Process]:
         """The run's tritonserver and stubs, even those that have lost their parent."""
         return [p for p in psutil.process_iter(["cmdline"]) if self._is_of_run(p.info["cmdline"] or [])]
 
     def remove(self) -> None:
-        """End the run's processes and delete its shared memory and its folder."""
+        """End the run's processes, its MPS too, and delete its shared memory and its folder."""
         left = self.processes()
         for process in left:
             try:
@@ -67,6 +74,7 @@ class RunDirectory:
             except psutil.NoSuchProcess:
                 continue
         psutil.wait_procs(left, timeout=_KILL_WAIT_S)
+        self.mps.stop()
         for region in _SHM.glob(f"{self.shm_prefix}*"):
             region.unlink(missing_ok=True)
         shutil.rmtree(self.path, ignore_errors=True)

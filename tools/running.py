@@ -11,6 +11,7 @@ import psutil
 from tools.control import ControlClient
 from tools.errors import UserError
 from tools.run_directory import RunDirectory
+from tools.triton_server import reachable
 
 __all__ = ["FoundServer", "find_server"]
 
@@ -27,7 +28,7 @@ class FoundServer:
     @property
     def control(self) -> ControlClient:
         """The way to its token_router."""
-        return ControlClient(self.path / "control.sock")
+        return ControlClient.of(self.path)
 
     def models(self) -> list[str]:
         """Those that were rendered for it."""
@@ -53,7 +54,7 @@ def _server_of(run: RunDirectory) -> FoundServer | None:
         )
         if "grpc-port" not in options:
             continue  # a stub
-        host = options.get("grpc-address", "127.0.0.1").replace("0.0.0.0", "127.0.0.1")
+        host = reachable(options["grpc-address"])
         try:
             parent = process.ppid()
         except psutil.NoSuchProcess:

@@ -18,12 +18,12 @@ from tools.errors import UserError
 from tools.first_token import FirstToken
 from tools.llm_watcher import LLMWatcher
 from tools.machine import machine_warnings
-from tools.mps import Mps, shares_a_gpu
 from tools.ports import settle_ports
 from tools.repository import render
 from tools.run_directory import RunDirectory
 from tools.signals import on_signals
 from tools.sizing.joint import sized
+from tools.sizing.sharing import shares_a_gpu
 from tools.triton_install import find_triton
 from tools.triton_server import TritonError, TritonServer
 from tools.validate import require_valid
@@ -70,7 +70,6 @@ class Supervisor:
         self._run: RunDirectory | None = None
         self._triton: TritonServer | None = None
         self._watcher: Watcher | LLMWatcher | None = None
-        self._mps: Mps | None = None
 
     def start(self) -> RunningServer | None:
         """Check, prepare, start, and wait until every model has answered and a token has been made. On a host that
@@ -78,21 +77,19 @@ class Supervisor:
 
         None when `quit` was set meanwhile. Raises UserError with the reason as one line.
         """
-        self._run = RunDirectory.create()  # first, since what dead runs have left takes memory
+        self._run = run = RunDirectory.create()  # first, since what dead runs have left takes memory
         require_valid(self.deployment)
         self.deployment = sized(self.deployment)
         for warning in machine_warnings(self.deployment):
             _log.warning("%s", warning)
         install = find_triton()
         ports = settle_ports(self.deployment.server)
-        render(self.deployment, self._run.path / "model_repository")
+        render(self.deployment, run.path / "model_repository")
         # what one model leaves free of a GPU is what the next one sees: two at once would count it twice
         in_turn = shares_a_gpu(self.deployment)
-        self._triton = triton = TritonServer(install, self._run, ports, self.log_path, in_turn)
-        control = ControlClient(self._run.path / "control.sock")
-        if self.deployment.server.mps:
-            self._start_mps()
-        triton.start(self._mps.environment if self._mps else None)
+        self._triton = triton = TritonServer(install, run, ports, self.log_path, in_turn)
+        control = ControlClient.of(run.path)
+        triton.start(_with_mps(run, in_turn) if self.deployment.server.mps else None)
         wait = _StartupWait(self.deployment.server.startup_timeout_s, self.quit, triton)
         if not self.deployment.routes:
             return self._llms_start(triton, control, wait)
@@ -107,13 +104,6 @@ class Supervisor:
             return None
         self._watcher = Watcher(triton, control, self.deployment.router)
         return RunningServer(triton, control, self.deployment)
-
-    def _start_mps(self) -> None:
-        if self._run is None or not shares_a_gpu(self.deployment):
-            _log.info("server.mps: no two models of this host share a GPU, so that MPS is not started")
-            return
-        self._mps = Mps(self._run.path / "mps")
-        self._mps.start()
 
     def _llms_start(self, triton: TritonServer, control: ControlClient, wait: _StartupWait) -> RunningServer | None:
         if not wait.until(lambda: None if triton.is_ready() else "Triton is loading the models"):
@@ -137,15 +127,13 @@ class Supervisor:
         """End everything; with `drain`, the requests under way may finish within drain_timeout_s first."""
         try:
             if self._triton is not None and self._run is not None:
-                control = ControlClient(self._run.path / "control.sock")
+                control = ControlClient.of(self._run.path)
                 if drain and isinstance(self._watcher, Watcher):
                     self._drain(control)
                 if self.deployment.routes:
                     _let_go(control, self._triton)
                 self._triton.stop()
         finally:
-            if self._mps is not None:
-                self._mps.stop()
             if self._run is not None:
                 self._run.remove()
 
@@ -219,6 +207,15 @@ class _StartupWait:
             if time.monotonic() > self._deadline:
                 raise UserError(f"server.startup_timeout_s: not serving after {self._limit_s:g} s: {what}")
         return True
+
+
+def _with_mps(run: RunDirectory, shared: bool) -> dict[str, str] | None:
+    """What Triton's environment gets for MPS, which is started; shared: whether there is a use for it."""
+    if not shared:
+        _log.info("server.mps: no two models of this host share a GPU, so that MPS is not started")
+        return None
+    run.mps.start()
+    return run.mps.environment
 
 
 def _loading(triton: TritonServer, control: ControlClient) -> str | None:

@@ -81,7 +81,7 @@ def find_triton() -> TritonInstall:
 
 def _more_backends() -> tuple[Path, ...]:
     """Raises UserError for one that isn't there."""
-    folders = tuple(Path(f) for f in os.environ.get(_MORE_VARIABLE, "").split(os.pathsep) if f)
+    folders = tuple(Path(f).resolve() for f in os.environ.get(_MORE_VARIABLE, "").split(os.pathsep) if f)
     for folder in folders:
         if not folder.is_dir():
             raise UserError(f"{_MORE_VARIABLE}: {folder} is no folder")

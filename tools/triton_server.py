@@ -11,12 +11,13 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
+from python_backends.llm.engines.config import CALL_THREADS
 from tools.deployment import ServerConfig
 from tools.errors import UserError
 from tools.run_directory import RunDirectory
 from tools.triton_install import TritonInstall
 
-__all__ = ["TritonError", "TritonServer"]
+__all__ = ["TritonError", "TritonServer", "reachable"]
 
 _EXIT_TIMEOUT_S = 5  # what Triton gives its models; a client's open stream can make it take longer, or for ever
 _KILL_AFTER_S = 8.0
@@ -173,7 +174,7 @@ class TritonServer:
             "shm-growth-byte-size": 16 << 20,
             # calls between models and responses to clients share one pool: with the default 32 threads
             # and as many calls under way a response waits for more than a second
-            "thread-pool-size": 128,
+            "thread-pool-size": CALL_THREADS,
         }
         return [
             str(self.install.binary),
@@ -201,7 +202,7 @@ class TritonServer:
 
     def _http(self, method: str, path: str, timeout_s: float, port: int | None = None) -> tuple[int, str]:
         """port: None = that of HTTP."""
-        host = _reachable(self.server.host)
+        host = reachable(self.server.host)
         connection = http.client.HTTPConnection(host, port or self.server.http_port, timeout=timeout_s)
         try:
             # an idle kept-alive connection would hold up Triton's exit
@@ -214,7 +215,7 @@ class TritonServer:
             connection.close()
 
     def _url(self, port: int) -> str:
-        return f"{_reachable(self.server.host)}:{port}"
+        return f"{reachable(self.server.host)}:{port}"
 
     def _started(self) -> subprocess.Popen[bytes]:
         if self._process is None:
@@ -222,7 +223,7 @@ class TritonServer:
         return self._process
 
 
-def _reachable(host: str) -> str:
+def reachable(host: str) -> str:
     """An address that a client can use for a server that listens on `host`."""
     return "127.0.0.1" if host == "0.0.0.0" else host
 

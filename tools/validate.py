@@ -6,7 +6,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from python_backends.llm.engines.config import TensorRTLLMBackendConfig
+from python_backends.llm.engines.config import (
+    CALL_THREADS,
+    LlamaCppConfig,
+    PacedConfig,
+    TensorRTLLMBackendConfig,
+    TensorRTLLMConfig,
+)
 from python_backends.token_router.threshold.network import MAX_MODELS
 from routers import Algorithm, BaseRouter
 from tools.deployment import Deployment
@@ -17,12 +23,12 @@ from tools.sizing.joint import placement_problems, sized
 
 __all__ = ["check", "config_problems", "require_valid"]
 
-# type of engine -> what its steps can give a router
+# type of engine -> what its steps can give a router at most
 _PROVIDES = {
-    "llama_cpp": frozenset({"logits", "hidden_states", "embeddings", "sampling"}),
-    "paced": frozenset[str](),
-    "tensorrt_llm": frozenset({"logits", "sampling"}),
-    "tensorrtllm": frozenset({"logits", "sampling"}),  # with return_logits
+    "llama_cpp": LlamaCppConfig.provides,
+    "paced": PacedConfig.provides,
+    "tensorrt_llm": TensorRTLLMConfig.provides,
+    "tensorrtllm": TensorRTLLMBackendConfig.provides,
 }
 
 
@@ -44,7 +50,7 @@ def require_valid(deployment: Deployment) -> None:
 def config_problems(deployment: Deployment) -> list[Problem]:
     """What is wrong on any machine."""
     placement = placement_problems(deployment)
-    return [*_router(deployment), *_thresholds(deployment), *_live(deployment), *placement]
+    return [*_router(deployment), *_calls(deployment), *_thresholds(deployment), *_live(deployment), *placement]
 
 
 def _router(deployment: Deployment) -> Iterator[Problem]:
@@ -71,23 +77,33 @@ def _router(deployment: Deployment) -> Iterator[Problem]:
 
 def _needs(deployment: Deployment, index: int, algorithm: Algorithm) -> Iterator[Problem]:
     router: type[BaseRouter[Any]] = algorithm.entry if index == 0 else algorithm.peer
-    needed = {
-        "logits": router.needs_logits,
-        "hidden_states": router.needs_hidden_states,
-        "embeddings": router.needs_embeddings,
-        "sampling": router.needs_sampling,
-    }
     engine = deployment.models[index].engine
-    if isinstance(engine, TensorRTLLMBackendConfig) and not engine.return_logits:
-        for what in (name for name in sorted(_PROVIDES[engine.type]) if needed[name]):
+    without_logits = isinstance(engine, TensorRTLLMBackendConfig) and not engine.return_logits
+    for what in router.needs():
+        if what not in engine.provides:
+            able = [name for name, provides in _PROVIDES.items() if what in provides]
+            yield Problem(
+                f"models[{index}].engine.type",
+                repr(engine.type),
+                f"router '{algorithm.name}' needs {what}, which this engine doesn't give; allowed: {', '.join(able)}",
+            )
+        elif without_logits:
             path = f"models[{index}].engine.return_logits"
             yield Problem(path, "false", f"router '{algorithm.name}' needs {what}; allowed: true")
-    for what in (name for name, need in needed.items() if need and name not in _PROVIDES[engine.type]):
-        able = [name for name, provides in _PROVIDES.items() if what in provides]
+
+
+def _calls(deployment: Deployment) -> Iterator[Problem]:
+    """A step must leave threads for the request that ends it when it hangs, and for everybody else's calls."""
+    engines = [model.engine for model in deployment.models]
+    calls = {i: e.calls_at_once for i, e in enumerate(engines) if isinstance(e, TensorRTLLMBackendConfig)}
+    room = CALL_THREADS - 2 * len(engines) - 1
+    if calls and (together := sum(calls.values())) > room:
+        most = max(calls, key=calls.__getitem__)
         yield Problem(
-            f"models[{index}].engine.type",
-            repr(engine.type),
-            f"router '{algorithm.name}' needs {what}, which this engine doesn't give; allowed: {', '.join(able)}",
+            f"models[{most}].engine.calls_at_once",
+            str(calls[most]),
+            f"the stock models' are {together} together; allowed: {room} together, since of the server's {CALL_THREADS}"
+            " threads each model needs 2 more, and the answers 1",
         )
 
 

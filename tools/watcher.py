@@ -8,6 +8,7 @@ calls them and loads a dead one again by itself; of them we only log what it say
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 
@@ -63,7 +64,8 @@ class Watcher:
         if self._down_for(ROUTER) > _ROUTER_PATIENCE_S:
             _log.error("%s hangs (%s); starting it again", ROUTER, error)
             if self._router is not None:
-                self._router.kill()
+                with contextlib.suppress(psutil.NoSuchProcess):  # it has died just now
+                    self._router.kill()
             self._reload_router()
 
     def _down_for(self, model: str) -> float:

@@ -13,6 +13,7 @@ import psutil
 from pydantic import BaseModel
 
 from perf.runtime.clients import ClientResult, ClientSpec, PhaseSpec
+from python_backends.token_router.step_clock import overhead_ms
 from python_backends.token_router.threshold.forms import r2r
 from python_backends.token_router.threshold.profile import Profile, StepLatency
 from tools.deployment import Deployment
@@ -22,7 +23,7 @@ __all__ = ["MAX_LIVE", "Measured", "Pair", "measure", "paced_server"]
 
 MAX_LIVE = 64
 _WARMUP_S = 1.5
-_CLIENT_TIMEOUT_S = 300.0
+_CLIENTS_END_S = 60.0  # to start, and to end what is under way
 
 
 class Pair(BaseModel):
@@ -69,8 +70,8 @@ class Measured(BaseModel):
 
     tokens_per_s, error: over all phases, with its standard error. phases: of each phase. by_second: tokens.
     client_cpu, server_cpu: cores in use, by the clients' process and by each of the server's.
-    models: for each, from its own report: steps/s and the runtime's part of a step, p50 and p95 (None where the
-        model had nothing to do before most of its calls).
+    models: for each, from its own report, under this load only: steps/s and the runtime's part of a step, p50 and p95
+        (None where the model had nothing to do before its calls).
     """
 
     tokens_per_s: float
@@ -107,7 +108,7 @@ def measure(
         input=spec.model_dump_json(),
         capture_output=True,
         text=True,
-        timeout=_CLIENT_TIMEOUT_S,
+        timeout=_WARMUP_S + sum(phase.seconds for phase in phases) + _CLIENTS_END_S,
         check=False,
     )
     if done.returncode:
@@ -122,15 +123,18 @@ def measure(
         by_second=[tokens for phase in result.phases for tokens in phase.tokens],
         client_cpu=result.cpu_s / total_s,
         server_cpu={name: (cpu_after_s[name] - cpu_s[name]) / (total_s + _WARMUP_S) for name in pids},
-        models={
-            name: {
-                "steps_per_s": (after[name]["steps"] - before[name]["steps"]) / (total_s + _WARMUP_S),
-                "overhead_ms_p50": after[name]["overhead_ms_p50"],
-                "overhead_ms_p95": after[name]["overhead_ms_p95"],
-            }
-            for name in after
-        },
+        models={name: _steps(before[name], after[name], total_s + _WARMUP_S) for name in after},
     )
+
+
+def _steps(before: Mapping[str, Any], after: Mapping[str, Any], seconds: float) -> dict[str, float | None]:
+    """What a model did in these seconds, by its status (`StepClock.summary`) before and after."""
+    calls = before["overhead_calls"], after["overhead_calls"]
+    return {
+        "steps_per_s": (after["steps"] - before["steps"]) / seconds,
+        "overhead_ms_p50": overhead_ms(*calls, 0.5),
+        "overhead_ms_p95": overhead_ms(*calls, 0.95),
+    }
 
 
 def _cpu_s(pids: Mapping[str, int]) -> dict[str, float]:

@@ -45,6 +45,15 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     seed: int = 0
 
+    @property
+    def has_penalties(self) -> bool:
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the token is simply the most probable one: no engine needs to sample for it."""
+        return self.temperature < GREEDY_BELOW and not self.has_penalties
+
 
 @dataclass(frozen=True)
 class SessionOpen:
@@ -145,18 +154,20 @@ class StepStats:
 class LLMFacts:
     """What an LLM tells the router about itself.
 
-    pid: the process that holds the weights (a Triton stub); the router watches it and ends it if it hangs.
+    pid: the process that holds the weights (a Triton stub); the router watches it and ends it if it hangs. None of a
+        stock `tensorrtllm` model, which has no process of its own.
     max_sessions: held at once. context_tokens: of one session, prompt and output together.
     kv_tokens: of all sessions together; a session takes whole blocks of kv_block tokens of it.
     prefill_chunk: the most tokens of one session that a step should bring; the router cuts longer
         suffixes at multiples of it.
     vocab_size: token ids are 0 to vocab_size - 1. eos_token_ids: those that end a request.
-    samples: whether the engine honours `SamplingParams` (`paced` doesn't: it takes greedy requests only).
+    samples: whether the engine honours `SamplingParams`. `paced` and a stock model with return_logits: false don't:
+        they take greedy requests only.
     """
 
     name: str
     engine: str
-    pid: int
+    pid: int | None
     max_sessions: int
     context_tokens: int
     prefill_chunk: int

@@ -73,8 +73,8 @@ def _build(name: str, parameters: dict[str, str]) -> tuple[LLMRunner, Engine]:
         raise ValueError(f"router: {describe(error)}") from error
     index = int(parameters["index"])
     router = router_config.router(index, json.loads(parameters["models"]))
-    if not isinstance(config, TensorRTLLMConfig):  # on a GPU, torch's threads only load the weights
-        torch.set_num_threads(_torch_threads(config))
+    if not isinstance(config, TensorRTLLMConfig) or config.tensor_parallel > 1:
+        torch.set_num_threads(_torch_threads(config))  # else they only load the weights: all else is on the GPU
     engine = build_engine(config, name, router.needs_hidden_states)
     try:
         return LLMRunner(name, index, engine, router, router_config), engine

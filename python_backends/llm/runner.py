@@ -22,7 +22,7 @@ from python_backends.llm.contract import (
 )
 from python_backends.llm.engines.base import Capacity, Engine, EngineError, EngineOutput
 from python_backends.llm.routing import route_rows
-from python_backends.llm.sampling import Sampled, SamplingRow, is_greedy, routing_stream, sample, uniform
+from python_backends.llm.sampling import Sampled, SamplingRow, routing_stream, sample, uniform
 from routers import BaseRouter, LogitsOutput, RouterConfig, RouterParams, ServedModel, StepResult
 
 __all__ = ["LLMRunner", "bind", "check_compatible"]
@@ -35,13 +35,7 @@ def check_compatible(router: BaseRouter[Any], capacity: Capacity, engine: str = 
 
     engine: its name, for the message.
     """
-    needs = {
-        "logits": router.needs_logits,
-        "hidden_states": router.needs_hidden_states,
-        "embeddings": router.needs_embeddings,
-        "sampling": router.needs_sampling,
-    }
-    missing = [what for what, needed in needs.items() if needed and what not in capacity.provides]
+    missing = [what for what in router.needs() if what not in capacity.provides]
     if missing:
         raise ValueError(
             f"router {type(router).__name__} needs {' and '.join(missing)}, which the engine {engine} can't return;"
@@ -193,7 +187,7 @@ class LLMRunner:
     def _open(self, opened: SessionOpen, progress: dict[int, _Progress]) -> None:
         """Make a session, or note in its progress why not."""
         try:
-            if not self._facts.samples and not is_greedy(opened.sampling):
+            if not self._facts.samples and not opened.sampling.is_greedy:
                 raise ValueError(f"sampling: the engine {self._facts.engine} takes greedy requests only")
             overrides = opened.router_params
             params = self._router_config.override(overrides, self._router.models) if overrides else self._router.params

@@ -17,9 +17,9 @@ import torch
 
 from python_backends.llm.contract import GREEDY_BELOW, SamplingParams
 
-__all__ = ["TOKEN_STREAM", "Sampled", "SamplingRow", "is_greedy", "routing_stream", "sample", "uniform"]
+__all__ = ["Sampled", "SamplingRow", "routing_stream", "sample", "uniform"]
 
-TOKEN_STREAM = 0  # one for all models: the draw of a position is the same whichever model makes it
+_TOKEN_STREAM = 0  # one for all models: the draw of a position is the same whichever model makes it
 
 _MASK = (1 << 64) - 1
 _NUCLEUS_GUESS = 256  # candidates sorted first for top-p; a nucleus rarely holds more
@@ -65,15 +65,6 @@ def routing_stream(model_index: int) -> int:
     return 1 + model_index
 
 
-def _has_penalties(params: SamplingParams) -> bool:
-    return params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
-
-
-def is_greedy(params: SamplingParams) -> bool:
-    """Whether the token is simply the most probable one."""
-    return params.temperature < GREEDY_BELOW and not _has_penalties(params)
-
-
 def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> Sampled:
     """One token for each row of FP32 [n, vocabulary]; the logits are left as they are.
 
@@ -83,7 +74,7 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> Sampled:
     totals = logits.logsumexp(-1)
     errors = {r: "the model's logits are not finite" for r, ok in enumerate(totals.isfinite().tolist()) if not ok}
     for r, row in enumerate(rows):
-        if r not in errors and not is_greedy(row.params):
+        if r not in errors and not row.params.is_greedy:
             try:
                 token_ids[r] = _sample_row(logits[r], row)
             except ValueError as error:
@@ -95,7 +86,7 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> Sampled:
 def _sample_row(raw: torch.Tensor, row: SamplingRow) -> int:
     """The token of one row, FP32 [vocabulary]. Rows are done one by one: no batch can change their bits."""
     params = row.params
-    logits = _penalized(raw, row) if _has_penalties(params) else raw
+    logits = _penalized(raw, row) if params.has_penalties else raw
     if params.temperature < GREEDY_BELOW:
         return int(logits.argmax())
     top = logits.max()
@@ -105,7 +96,7 @@ def _sample_row(raw: torch.Tensor, row: SamplingRow) -> int:
     candidates = _candidates(weights, params)
     cumulative = (weights if candidates is None else weights[candidates]).cumsum(0, dtype=torch.float64)
     total = float(cumulative[-1])
-    draw = uniform(params.seed, len(row.token_ids), TOKEN_STREAM) * total
+    draw = uniform(params.seed, len(row.token_ids), _TOKEN_STREAM) * total
     # the first place whose sum is above the draw; rounding must not bring the draw up to the last sum
     at = int(torch.searchsorted(cumulative, min(draw, math.nextafter(total, 0)), right=True))
     return at if candidates is None else int(candidates[at])

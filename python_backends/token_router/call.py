@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from python_backends.llm.contract import SessionResult, StepRequest, StepResponse
-from python_backends.token_router.request import Session
+from python_backends.token_router.request import Session, SessionState
 
 __all__ = ["Call"]
 
@@ -36,6 +37,12 @@ class Call:
     def samples(self, session: Session) -> bool:
         """Whether the session gets a token, and isn't only prefilled."""
         return self.steps[session].sample
+
+    def not_made(self, results: Sequence[tuple[Session, SessionResult]]) -> list[Session]:
+        """Who was taken from the queue for it and still goes on, if it wasn't made, because too few were in it."""
+        if self.request.at_least == 1 or any(result.token_ids or result.error for _, result in results):
+            return []
+        return [s for s, _ in results if s not in self.ahead and s.state is SessionState.RUNNING]
 
     def results(self, response: StepResponse) -> list[tuple[Session, SessionResult]]:
         """What the LLM did for those who are in it."""

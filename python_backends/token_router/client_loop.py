@@ -74,15 +74,17 @@ class ClientLoop:
 
     def models_hold(self, max_live: int, pools: Sequence[KvPool]) -> None:
         """What can be admitted from now on. After a reload that may be less than before: the latest requests for which
-        there is no room any more are ended, and the waiting ones for which there never will be are refused."""
+        there is no room any more are ended, and the waiting ones for which there never will be are refused. It may
+        be more, too."""
         self.max_live = max_live
         self.kv.use(pools)
         for request in list(self._live.values())[::-1]:
-            if self.kv.over_committed():
-                self.fail(request, Unavailable("a model that was loaded again holds fewer tokens than before"))
+            if self.live > self.max_live or self.kv.over_committed():
+                self.fail(request, Unavailable("a model that was loaded again holds less than before"))
         for request in list(self._queue):
             if (error := self._never_fits(request.limit)) is not None:
                 self.fail(request, error)
+        self.admit_queued()
 
     def _refusal(self, limit: int) -> TokenRouterError | None:
         """Why a request with this limit isn't taken; None = it is."""

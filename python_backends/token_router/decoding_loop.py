@@ -232,11 +232,11 @@ class DecodingLoop:
         if call.answer.done():
             return None
         follows = [s for s in call.steps if s.state is SessionState.RUNNING and call.samples(s)]
-        if not self._foresight.sends_ahead(self._model, len(self.queue), len(follows)):
-            return None
         at_least = self._scheduler.thresholds[self._model]
         if self.queue.releases(len(self.queue) + 1):
             at_least = 1  # whatever B is
+        if not self._foresight.sends_ahead(self._model, len(self.queue), len(follows), at_least):
+            return None
         return self._launch(self.queue.take(self._chunk), follows, at_least)
 
     def _begun(self, call: Call, sent_ahead: bool = False) -> None:
@@ -259,6 +259,10 @@ class DecodingLoop:
         else:
             results = call.results(response)
             self._learn(call, response.stats, [result for _, result in results])
+            if batch := call.not_made(results):  # they wait as if they hadn't been in it
+                for session in batch:
+                    session.state = SessionState.WAITING
+                self.queue.put_back(batch)
             for session, result in results:
                 self._settle(session, call, result, following)
         finally:
@@ -299,7 +303,7 @@ class DecodingLoop:
             self._fail(session, RequestFailed(f"model '{self.llm.name}': {result.error}"))
             return
         if call.samples(session) and not result.token_ids:
-            self.add(session)  # it was to follow, and another call came in between
+            self.add(session)  # it was to follow, and wasn't stepped
             return
         session.take_result(call.steps[session], result)
         if not call.samples(session):

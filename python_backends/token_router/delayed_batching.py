@@ -7,7 +7,7 @@ all: a prefill, or a request's first token. It then takes every request that wai
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Generic, Protocol, TypeVar
 
@@ -102,17 +102,17 @@ class DelayedBatchingQueue(Generic[W]):
         """How many wait."""
         return len(self._waiting)
 
-    @property
-    def urgent(self) -> bool:
-        """Whether one of them must not wait."""
-        return self._urgent > 0
-
     def put(self, session: W, urgent: bool = False) -> None:
         """Called once for each time a session becomes WAITING. urgent: it must not wait, whatever it is."""
         session.waiting_since = self._clock()
         session.urgent = urgent or session.must_not_wait
         self._urgent += session.urgent
         self._waiting[session] = None
+
+    def put_back(self, batch: Sequence[W]) -> None:
+        """They were taken for a batch that isn't made: they wait on, since when they did, before who came meanwhile."""
+        self._urgent += sum(session.urgent for session in batch)
+        self._waiting = dict.fromkeys([*batch, *self._waiting])
 
     def discard(self, session: W) -> None:
         """Take a session out, if it is in."""

@@ -141,16 +141,16 @@ class Foresight:
             return None
         return max(call.next_s - _LEAD_S, call.began_s + _BEGINS_S)
 
-    def sends_ahead(self, model: int, waiting: int, follows: int) -> bool:
+    def sends_ahead(self, model: int, waiting: int, follows: int, at_least: int) -> bool:
         """Whether to send the next call of `model` now, a little before its present one is over. waiting: for
-        it; follows: sessions of the present call, who are in the next one if they stay."""
+        it; follows: sessions of the present call, who are in the next one if they stay; at_least: it isn't made
+        with fewer."""
         call, forecast = self._calls[model], self._forecasts[model]
         step_s = forecast.step_s(waiting + follows)
         if call is None or call.next_s is None or step_s is None or self._runs_ahead_next(follows):
             return False
-        threshold = self._scheduler.thresholds[model]
         stays = follows * (1 - sum(forecast.goes))
-        if waiting < threshold and stays < _FOLLOWS:
+        if waiting < at_least and (waiting + follows < at_least or stays < _FOLLOWS):
             return False  # that there is a next call is not sure enough
         here_s = forecast.ahead_s + step_s
         for other, theirs in enumerate(self._calls):

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from python_backends.llm.contract import GREEDY_BELOW, LLMFacts, SamplingParams
+from python_backends.llm.contract import GREEDY_BELOW, LLMFacts
 from python_backends.token_router.config import LimitsConfig
 from python_backends.token_router.errors import InvalidRequest
 from python_backends.token_router.kv_budget import KvPool
-from python_backends.token_router.params import GenerateParams
+from python_backends.token_router.params import GenerateParams, Message
 from python_backends.token_router.request import Request
 from python_backends.token_router.responses import Chunk, ResponseStream
 from python_backends.token_router.text import TextStream
@@ -92,10 +92,7 @@ class Submission:
 
 
 class Intake:
-    """Checks requests for one deployment.
-
-    needs_sampling: the router's; such an algorithm can't take a greedy request.
-    """
+    """Checks requests for one deployment."""
 
     def __init__(
         self, tokenizer: Tokenizer | None, router: RouterConfig, models: Sequence[str], limits: LimitsConfig
@@ -104,8 +101,7 @@ class Intake:
         self._router = router
         self._models = models
         self._limits = limits
-        algorithm = router.algorithm()
-        self._needs_sampling = algorithm.entry.needs_sampling or algorithm.peer.needs_sampling
+        self._needs_sampling = router.algorithm().needs_sampling
 
     def check(self, inputs: Mapping[str, Any], served: Served) -> Submission:
         """The request that these inputs ask for. Raises InvalidRequest."""
@@ -130,7 +126,7 @@ class Intake:
         )
 
     def _check_sampling(self, params: GenerateParams, served: Served) -> None:
-        if params.sampling(seed=0) != SamplingParams() and served.greedy_only:
+        if served.greedy_only and not params.sampling(seed=0).is_greedy:
             raise InvalidRequest(
                 f"sampling parameters: the engine of model '{served.greedy_only[0]}' can't sample;"
                 " allowed: greedy requests only"
@@ -147,19 +143,25 @@ class Intake:
         field = "text_input" if params.text_input is not None else "messages"
         if self._tokenizer is None:
             raise InvalidRequest(f"{field}: this deployment has no tokenizer; send input_ids")
-        texts = [params.text_input] if params.text_input is not None else [m.content for m in params.messages or ()]
-        self._check_bytes(field, sum(len(t.encode()) for t in texts if t), served, self._tokenizer)
-        try:
-            ids = (
-                self._tokenizer.encode(params.text_input)
-                if params.text_input is not None
-                else self._tokenizer.encode_chat([m.model_dump() for m in params.messages or ()])
-            )
-        except ValueError as error:
-            raise InvalidRequest(str(error)) from error
+        text = params.text_input
+        if text is None:
+            text = self._rendered(params.messages or (), served, self._tokenizer)
+        self._check_bytes(field, len(text.encode()), served, self._tokenizer)
+        ids = self._tokenizer.encode(text, rendered=params.messages is not None)
         if not ids:
             raise InvalidRequest(f"{field}: is empty; at least one token is needed")
         return ids
+
+    @staticmethod
+    def _rendered(messages: Sequence[Message], served: Served, tokenizer: Tokenizer) -> str:
+        if len(messages) > served.context_tokens:  # each takes a token or more, and some time to render
+            raise InvalidRequest(
+                f"messages: {len(messages)} of them can't fit in the context of {served.context_tokens} tokens"
+            )
+        try:
+            return tokenizer.render_chat([message.model_dump() for message in messages])
+        except ValueError as error:
+            raise InvalidRequest(str(error)) from error
 
     @staticmethod
     def _checked_ids(ids: list[int], served: Served) -> list[int]:

@@ -5,7 +5,6 @@ models of admissions and finishes."""
 from __future__ import annotations
 
 import asyncio
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,6 +16,7 @@ from python_backends.token_router.request import Request, Session, SessionState
 from python_backends.token_router.scheduling import Scheduler
 from python_backends.token_router.threshold.traffic import Traffic
 from routers import BaseRouter, model_to_peer, peer_to_model
+from routers.registry import cut
 
 __all__ = ["InterModelLoop"]
 
@@ -27,6 +27,7 @@ class InterModelLoop:
     loops, routers: by model number. scheduler, traffic: of all models.
     commit: makes every token that a session knows final; true = that ended the request.
     fail: ends a request with an error.
+    live: requests being generated. handoffs[i][j]: since the start, from model i to model j.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class InterModelLoop:
         self._fail = fail
         self._outbound: asyncio.Queue[Session] = asyncio.Queue()
         self.live = 0
+        self.handoffs = [[0] * len(loops) for _ in loops]
 
     def admit(self, request: Request) -> None:
         """Give the request a session on every model and start it at the entry."""
@@ -114,6 +116,7 @@ class InterModelLoop:
             self._fail(request, RequestFailed(what))
             return
         request.handoffs += 1
+        self.handoffs[source.model][target.model] += 1
         if not self._resume:
             self._loops[source.model].evict(source)
         target.here = True
@@ -136,13 +139,17 @@ class InterModelLoop:
             raise ValueError(
                 f"token_ids: begin at position {start}; the peer has {target.length} tokens, nothing may be missing"
             )
+        if list(peer_req.token_ids) != source.tokens(start, peer_req.loc):
+            sent = cut(str(list(peer_req.token_ids)))
+            raise ValueError(f"token_ids: {sent} aren't those of the sequence from position {start} on")
         peer_req = replace(peer_req, finished=request.ends(peer_req.token_ids, peer_req.loc))
         accepted = list(self._routers[target.model].receive(peer_req))
         if accepted != list(peer_req.token_ids[: len(accepted)]):
-            raise ValueError(f"receive: accepted {accepted}, which {list(peer_req.token_ids)} doesn't begin with")
-        skip = max(0, len(request.prompt_ids) - start)
-        start += skip
-        tokens = [self._checked_token(token, target) for token in accepted[skip:]]
+            sent = cut(str(list(peer_req.token_ids)))
+            raise ValueError(f"receive: accepted {cut(str(accepted))}, which {sent} doesn't begin with")
+        end = start + len(accepted)
+        start = max(start, len(request.prompt_ids))
+        tokens = source.tokens(start, max(start, end))
         settled = request.output_ids[start - len(request.prompt_ids) :]
         if tokens[: len(settled)] != settled:
             raise ValueError(
@@ -150,13 +157,6 @@ class InterModelLoop:
                 f" are final; the first {request.committed} of the sequence are"
             )
         return start, tokens
-
-    def _checked_token(self, token: Any, target: Session) -> int:
-        facts = self._loops[target.model].facts
-        token = operator.index(token)
-        if facts is None or not 0 <= token < facts.vocab_size:
-            raise ValueError(f"token_ids: {token} is not in the vocabulary of '{self._name(target)}'")
-        return int(token)
 
 
 def _goes_to(session: Session) -> int:

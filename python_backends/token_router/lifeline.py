@@ -63,6 +63,8 @@ class ProcessLifeline(Lifeline):
 
     def attach(self, facts: LLMFacts) -> None:
         self.detach()
+        if facts.pid is None:
+            raise OSError("it has no process of its own")
         self._pidfd = os.pidfd_open(facts.pid)
         asyncio.get_running_loop().add_reader(self._pidfd, self._ended)
 

@@ -12,7 +12,17 @@ from typing import Literal, NamedTuple
 
 from python_backends.token_router.threshold.profile import Profile
 
-__all__ = ["METRICS", "ControllerReadings", "Metric", "MetricsBook", "ModelReadings", "Readings", "Series", "Update"]
+__all__ = [
+    "KINDS",
+    "METRICS",
+    "ControllerReadings",
+    "Metric",
+    "MetricsBook",
+    "ModelReadings",
+    "Readings",
+    "Series",
+    "Update",
+]
 
 
 class Metric(NamedTuple):
@@ -46,6 +56,7 @@ METRICS = (
     Metric("tokenrouter_solve_failures_total", "counter", "Questions that got none"),
     Metric("tokenrouter_threshold_changes_total", "counter", "Changes of B by batching: auto"),
 )
+KINDS = {metric.name: metric.kind for metric in METRICS}
 
 
 @dataclass(frozen=True)
@@ -78,12 +89,12 @@ class ControllerReadings:
 
 @dataclass(frozen=True)
 class Readings:
-    """The runtime now. moves[i][j]: requests that have gone from model i to model j."""
+    """The runtime now. handoffs[i][j]: since the start, of requests from model i to model j."""
 
     live: int
     queued: int
     models: list[ModelReadings]
-    moves: list[list[int]]
+    handoffs: list[list[int]]
     controller: ControllerReadings | None = None
 
 
@@ -113,13 +124,10 @@ class MetricsBook:
         for series, value in _values(readings):
             told = self._told.get(series)
             if told != value:
-                counts = _KINDS[series.metric] == "counter"
+                counts = KINDS[series.metric] == "counter"
                 changed.append(Update(series, value - (told or 0.0) if counts else value))
                 self._told[series] = value
         return changed
-
-
-_KINDS = {metric.name: metric.kind for metric in METRICS}
 
 
 def _values(readings: Readings) -> Iterator[tuple[Series, float]]:
@@ -138,7 +146,7 @@ def _values(readings: Readings) -> Iterator[tuple[Series, float]]:
     for i, source in enumerate(readings.models):
         for j, target in enumerate(readings.models):
             if i != j:
-                yield Series("tokenrouter_handoffs_total", _way(source, target)), readings.moves[i][j]
+                yield Series("tokenrouter_handoffs_total", _way(source, target)), readings.handoffs[i][j]
     if readings.controller is not None:
         yield from _controller_values(readings, readings.controller)
     # last: who sees that no request is live finds all that they did counted

@@ -12,7 +12,7 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-from python_backends.token_router.metrics import METRICS, Series, Update
+from python_backends.token_router.metrics import KINDS, METRICS, Series, Update
 
 __all__ = ["MetricsThread"]
 
@@ -25,7 +25,6 @@ class MetricsThread:
     def __init__(self) -> None:
         self._updates: queue.SimpleQueue[Sequence[Update] | None] = queue.SimpleQueue()
         self._log = logging.getLogger("token_router.metrics")
-        self._kinds = {metric.name: metric.kind for metric in METRICS}
         self._families: dict[str, Any] = {}
         self._metrics: dict[Series, Any] = {}
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
@@ -55,7 +54,7 @@ class MetricsThread:
         metric = self._metrics.get(update.series)
         if metric is None:
             metric = self._metrics[update.series] = self._new(update.series)
-        if self._kinds[update.series.metric] == "counter":
+        if KINDS[update.series.metric] == "counter":
             metric.increment(update.value)
         else:
             metric.set(update.value)

@@ -28,6 +28,7 @@ from python_backends.token_router.public import INPUTS, REFUSED_INPUTS
 from python_backends.token_router.response_thread import ResponseThread, TritonStream
 from python_backends.token_router.runtime import Runtime
 from python_backends.token_router.tokenizer import Tokenizer
+from routers.registry import cut
 
 __all__ = ["TritonPythonModel"]
 
@@ -97,7 +98,7 @@ class TritonPythonModel:
             return
         except Exception as error:  # whatever a request can do to us, its client gets an answer
             logging.getLogger("token_router").exception("a request could not be checked")
-            stream.fail(RequestFailed(f"the request could not be checked: {error!r}"))
+            stream.fail(RequestFailed(f"the request could not be checked: {cut(repr(error))}"))
             return
         stream.prompt_tokens = len(submission.prompt_ids)
         self._loop.call_soon_threadsafe(self._submit, submission, stream)

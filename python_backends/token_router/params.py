@@ -12,11 +12,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from python_backends.llm.contract import SamplingParams
 from python_backends.token_router.errors import InvalidRequest
 from python_backends.token_router.public import REFUSED_INPUTS
+from routers.registry import cut, describe
 
 __all__ = ["GenerateParams"]
 
 _MAX_STOP_WORDS = 16
-_SHOWN_CHARACTERS = 80
 
 
 class Message(BaseModel):
@@ -85,11 +85,11 @@ class GenerateParams(BaseModel):
             refused = REFUSED_INPUTS.get(name)
             values = value if isinstance(value, list) else [value]
             if refused is not None and not all(v in refused.neutral for v in values):
-                raise InvalidRequest(f"{name} {refused.reason}; got {_shown(value)}")
+                raise InvalidRequest(f"{name} {refused.reason}; got {cut(repr(value))}")
         try:
             params = cls.model_validate({n: v for n, v in inputs.items() if n not in REFUSED_INPUTS})
         except ValidationError as error:
-            raise InvalidRequest("; ".join(_message(e) for e in error.errors())) from error
+            raise InvalidRequest(describe(error)) from error
         prompts = [n for n in ("text_input", "messages", "input_ids") if getattr(params, n) is not None]
         if len(prompts) != 1:
             raise InvalidRequest(
@@ -110,12 +110,3 @@ class GenerateParams(BaseModel):
             frequency_penalty=self.frequency_penalty,
             seed=seed,
         )
-
-
-def _message(error: Any) -> str:
-    return f"{'.'.join(map(str, error['loc']))}: {error['msg']}, got {_shown(error['input'])}"
-
-
-def _shown(value: Any) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= _SHOWN_CHARACTERS else shown[: _SHOWN_CHARACTERS - 3] + "..."

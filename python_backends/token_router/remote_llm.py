@@ -17,13 +17,13 @@ from python_backends.token_router.lifeline import Lifeline
 from python_backends.token_router.llm_client import LLMClient, ThreadedLLMClient
 from python_backends.token_router.remote_triton import LLMLost, RemoteModel, RemoteTriton
 
-__all__ = ["RemoteLifeline", "remote_llm_client"]
+__all__ = ["remote_llm_client"]
 
 _BEAT_S = 1.0  # between an answer and the next heartbeat
 _BEATS = 8  # of the last heartbeats the quickest is the round trip: in the others, this process was busy
 
 
-class RemoteLifeline(Lifeline):
+class _RemoteLifeline(Lifeline):
     """The connection to another host. The LLM is lost with it: when it ends, when a call goes unanswered, when
     nothing comes back for `silence_s` (heartbeats), and when a step takes too long, since its process is not ours to
     end."""
@@ -100,17 +100,20 @@ def remote_llm_client(index: int, config: RuntimeConfig) -> LLMClient:
     llm, limits = config.models[index], config.limits
     if llm.url is None:
         raise ValueError(f"model '{llm.name}' has no url")
-    model = RemoteModel(config.model_names, index, config.router.name)
+    model = RemoteModel(config.model_names, index, config.router)
     remote = RemoteTriton(model, llm.url, limits.silence_s)
-    lifeline = RemoteLifeline(remote, limits.silence_s)
+    lifeline = _RemoteLifeline(remote, limits.silence_s)
 
     def call(wire: Wire) -> Wire:
-        loses = lifeline.loses()
+        loses, says_hello = lifeline.loses(), lifeline.lost
         try:
             # a step is timed by the client; a hello isn't
-            return remote.infer(wire, limits.step_timeout_s if lifeline.lost else None)
-        except LLMLost as error:
-            loses(str(error))
+            return remote.infer(wire, limits.step_timeout_s if says_hello else None)
+        except RuntimeError as error:
+            if says_hello:
+                remote.abandon()  # who comes up there next may be another: the next hello connects, and checks, anew
+            if isinstance(error, LLMLost):
+                loses(str(error))
             raise
 
     return ThreadedLLMClient(llm.name, call, remote.connect, limits.step_timeout_s, lifeline)

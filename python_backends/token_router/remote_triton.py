@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
 import grpc  # type: ignore[import-untyped]
@@ -14,6 +15,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from python_backends.llm.contract import StepRequest
 from python_backends.llm.wire import REQUEST_TENSOR, RESPONSE_TENSOR, Wire, decode_request, encode_request
+from routers import RouterConfig
 
 __all__ = ["LLMLost", "RemoteModel", "RemoteTriton"]
 
@@ -36,12 +38,11 @@ class LLMLost(RuntimeError):
 
 @dataclass(frozen=True)
 class RemoteModel:
-    """What the model there has to be. models: the names of all LLMs, in order, this one's at `index`; router: the
-    algorithm's name."""
+    """What the model there has to be. models: the names of all LLMs, in order, this one's at `index`."""
 
     models: list[str]
     index: int
-    router: str
+    router: RouterConfig
 
     @property
     def name(self) -> str:
@@ -53,14 +54,28 @@ class RemoteModel:
         if config.backend != _BACKEND:
             raise ValueError(f"'{self.name}' there has backend '{config.backend}'; allowed: {_BACKEND}")
         told = {key: json.loads(value.string_value) for key, value in config.parameters.items()}
-        router = told.get("router")
-        told["router"] = router.get("name") if isinstance(router, dict) else None
-        for key in ("models", "index", "router"):
-            if told.get(key) != getattr(self, key):
+        ours = {"models": self.models, "index": self.index, "router": self.router.model_dump(mode="json")}
+        theirs, wanted = _facts(told), _facts(ours)
+        for key, value in wanted.items():
+            if theirs[key] != value:
                 raise ValueError(
-                    f"'{self.name}' there was told {key} {told.get(key)!r}, and token_router {getattr(self, key)!r};"
+                    f"'{self.name}' there was told {key} {theirs[key]!r}, and token_router {value!r};"
                     " both need the same deployment"
                 )
+
+
+def _facts(told: Mapping[str, Any]) -> dict[str, Any]:
+    """What has to be the same on both hosts. Files may lie in different folders."""
+    router = told.get("router")
+    name, params = (router.get("name"), router.get("params")) if isinstance(router, dict) else (None, None)
+    if isinstance(params, dict):
+        params = {key: PurePath(value).name if isinstance(value, str) else value for key, value in params.items()}
+    return {
+        "models": told.get("models"),
+        "index": told.get("index"),
+        "router": name,
+        "router.params": params,
+    }
 
 
 class RemoteTriton:

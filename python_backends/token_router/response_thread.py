@@ -38,9 +38,10 @@ class TritonStream:
     """A `ResponseStream` to one Triton request.
 
     outputs: the names that the client asked for; the others are not made.
-    prompt_tokens, on_cancel, schedule: set before the request is submitted. schedule(f, x) calls f(x); in the
-        event loop not at once but when its turn ends, so that the next step is under way before this thread
-        begins to send and to compete for the interpreter.
+    prompt_tokens, schedule: set before the request is submitted. schedule(f, x) calls f(x); in the event loop not at
+        once but when its turn ends, so that the next step is under way before this thread begins to send and to
+        compete for the interpreter.
+    on_cancel: set right after, in the same turn, so before this thread hears of the stream.
     """
 
     def __init__(self, thread: ResponseThread, sender: Any, outputs: Collection[str]) -> None:

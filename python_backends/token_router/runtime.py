@@ -31,6 +31,8 @@ from python_backends.token_router.tokenizer import Tokenizer
 
 __all__ = ["Runtime"]
 
+_SHORTEST = 2  # tokens: a prompt of one, an answer of one
+
 
 class Runtime:
     """All loops of one deployment.
@@ -132,17 +134,19 @@ class Runtime:
         self._client.fail_all(Unavailable(reason))
 
     def status(self) -> dict[str, Any]:
-        """What the runtime is doing: JSON. waiting, running, pending: sessions, by their state. sessions,
-        kv_tokens: as the model itself counted them in its last step. kv_reserved, kv_free: tokens of its KV,
-        for the requests that have been admitted and for others, and `LLMClient.kv_blocks`. url, round_trip_ms: of an
-        LLM on another host, where its pid is one too. problem: why the LLM isn't up. steps and what follows it: see
-        `StepClock.summary`."""
+        """What the runtime is doing: JSON. full: even the shortest request would have to wait for others to end.
+        waiting, running, pending: sessions, by their state. sessions, kv_tokens: as the model itself counted them in
+        its last step. kv_reserved, kv_free: tokens of its KV, for the requests that have been admitted and for others,
+        and `LLMClient.kv_blocks`. url, round_trip_ms: of an LLM on another host, where its pid is one too. problem: why
+        the LLM isn't up. steps and what follows it: see `StepClock.summary`."""
         kv_reserved, kv_free = self._client.kv.reserved(), self._client.kv.free()
         states = Counter((session.model, session.state) for session in self._client.sessions())
         return {
             "state": "draining" if self._draining else "starting" if self.served is None else "serving",
             "live": self._client.live,
+            "max_live": self._client.max_live,
             "queued": self._client.queued,
+            "full": self._full(),
             "models": {
                 loop.llm.name: {
                     "state": loop.state.value,
@@ -163,6 +167,11 @@ class Runtime:
             },
             "controller": self._auto.status() if self._auto else None,
         }
+
+    def _full(self) -> bool:
+        client = self._client
+        no_room = client.live >= client.max_live or not client.kv.fits(_SHORTEST)
+        return client.queued > 0 or (client.live > 0 and no_room)  # with nobody there, no one's end is awaited
 
     def measured(self) -> dict[str, Any]:
         """What the traffic is: JSON. profile: `threshold.Profile`, None with too little of it; counts: since the
@@ -193,9 +202,10 @@ class Runtime:
             )
             for i, loop in enumerate(self._loops)
         ]
+        handoffs = [list(row) for row in self._inter_model.handoffs]
         live, auto = self._client.live, self._auto
         controller = None if auto is None else auto.readings(live)
-        return Readings(live, self._client.queued, models, traffic.moves(), controller)
+        return Readings(live, self._client.queued, models, handoffs, controller)
 
     # From the decoding loops (decoding_loop.Outcomes)
 
@@ -213,14 +223,14 @@ class Runtime:
         self._client.fail(request, error)
 
     def llm_changed(self) -> None:
+        down = self._down()
+        if down is not None:
+            self._client.fail_queued(Unavailable(down))
         facts = [loop.facts for loop in self._loops if loop.facts is not None]
         if len(facts) == len(self._loops):
             self.served = Served.by(facts)
             self.up.set()
             self._client.models_hold(min(self._max_live, self.served.max_sessions), self.served.pools)
-        down = self._down()
-        if down is not None:
-            self._client.fail_queued(Unavailable(down))
         if (refused := self._of_another_vocabulary()) is not None:
             logging.getLogger("token_router").error("no request is taken: %s", refused)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -51,7 +52,7 @@ class StockLifeline(Lifeline):
         asyncio.get_running_loop().call_later(self._grace_s, self._look, stuck)
 
     def _look(self, stuck: frozenset[str]) -> None:
-        still = len(stuck & self._engine.running)  # ids are never used again, in another life either
+        still = len(stuck & self._engine.running)  # no id is used twice, in another life either
         if self._attached and still:
             self.detach()
             self.on_death(f"{still} of its requests hang, and can't be stopped")
@@ -85,6 +86,18 @@ class StockLLMClient(ThreadedLLMClient):
 
     def kv_blocks(self) -> dict[str, int]:
         return {"kv_reused_blocks": self._engine.reused_blocks, "kv_new_blocks": self._engine.new_blocks}
+
+    async def hello(self) -> LLMFacts:
+        """Its requests are timed, since nothing else would end one that hangs. Only when they have come back is it
+        said again: a hello that comes late would free the sessions of the next one."""
+        if self._busy:
+            raise Unavailable(f"model '{self.name}' doesn't answer: a request from before hangs")
+        try:
+            facts = await asyncio.wait_for(super().hello(), self._step_timeout_s)
+        except asyncio.TimeoutError as error:
+            self._lifeline.kill()
+            raise Unavailable(f"model '{self.name}' doesn't answer: a request takes too long") from error
+        return replace(facts, pid=None)
 
     async def reload(self) -> None:
         if hanging := len(self._engine.running):  # nothing ends them: who waits for them may wait for ever

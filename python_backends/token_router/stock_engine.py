@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from python_backends.llm.contract import SessionOpen, SessionStep
 from python_backends.llm.engines.base import Capacity, Engine, EngineError, EngineOutput
 from python_backends.llm.engines.config import TensorRTLLMBackendConfig
-from python_backends.llm.engines.step_check import check_step
+from python_backends.llm.engines.step_check import check_open, check_step
 from python_backends.llm.engines.stock_facts import StockFacts, stock_facts
 
 __all__ = ["Infer", "StockEngine", "Tensors"]
@@ -62,7 +62,6 @@ class _Session:
     limit: int
     tokens: list[int] = field(default_factory=list)
     ahead: list[int] = field(default_factory=list)
-    hops: int = 0
 
 
 class StockEngine(Engine):
@@ -91,14 +90,14 @@ class StockEngine(Engine):
             prefill_chunk=config.prefill_chunk,
             vocab_size=facts.vocab_size,
             eos_token_ids=facts.eos_token_ids,
-            provides=frozenset({"logits", "sampling"} if config.return_logits else ()),
+            provides=config.provides if config.return_logits else frozenset(),
             kv_tokens=config.max_tokens,
             kv_block=config.tokens_per_block,
         )
         self._sessions: dict[int, _Session] = {}
         self._running: dict[str, None] = {}  # request ids
         self._tag = f"{os.getpid()}-{os.urandom(4).hex()}"  # other routers may use the model too
-        self._probes = itertools.count(1)
+        self._numbers = itertools.count(1)  # of its requests
         self._pool = ThreadPoolExecutor(config.calls_at_once, thread_name_prefix="stock")
         self._retention = _retention(config)
         self.reused_blocks = 0
@@ -113,10 +112,7 @@ class StockEngine(Engine):
         return frozenset(self._running.copy())
 
     def open(self, session: SessionOpen) -> None:
-        if session.session in self._sessions:
-            raise ValueError(f"session {session.session} is open already")
-        if len(self._sessions) >= self._capacity.max_sessions:
-            raise EngineError(f"max_sessions = {self._capacity.max_sessions} sessions are held already")
+        check_open(session, self._sessions, self._capacity)
         self._sessions[session.session] = _Session(session.limit)
 
     def step(self, batch: Sequence[SessionStep]) -> EngineOutput:
@@ -165,7 +161,7 @@ class StockEngine(Engine):
         length = min(2 * block + 1, self._capacity.context_tokens - 1)
         prefix = [1 + i % (self._capacity.vocab_size - 1) for i in range(length)]
         for _ in range(2):
-            answer = self._ask(f"{self._tag}:probe:{next(self._probes)}", prefix, 1, self._config.return_logits)
+            answer = self._ask("probe", prefix, 1, self._config.return_logits)
         if length > block and not answer.reused_blocks:
             _log.warning(
                 "the tensorrtllm model reused no KV blocks of a prompt that it had just had: every step computes the"
@@ -202,16 +198,19 @@ class StockEngine(Engine):
 
     def _try(self, step: SessionStep) -> _Answer | EngineError:
         session = self._sessions[step.session]
-        session.hops += 1
         run = min(self._config.run_tokens, max(1, session.limit - len(session.tokens))) if step.sample else 1
         wants_logits = step.sample and self._config.return_logits
         try:
-            return self._ask(f"{self._tag}:{step.session}:{session.hops}", session.tokens, run, wants_logits)
+            return self._ask(str(step.session), session.tokens, run, wants_logits)
         except EngineError as error:
             return error
+        except Exception as error:  # an answer of another shape: no reason to leave the others unawaited
+            return EngineError(f"the model's answer can't be read: {type(error).__name__}: {error}")
 
-    def _ask(self, request_id: str, prefix: Sequence[int], run: int, wants_logits: bool) -> _Answer:
-        """One request. Raises EngineError when the model refuses it, or its answer isn't one."""
+    def _ask(self, purpose: str, prefix: Sequence[int], run: int, wants_logits: bool) -> _Answer:
+        """One request, under an id that no other has. Raises EngineError when the model refuses it, or its answer isn't
+        one."""
+        request_id = f"{self._tag}:{purpose}:{next(self._numbers)}"
         inputs = {
             "input_ids": np.array([prefix], np.int32),
             "input_lengths": np.array([[len(prefix)]], np.int32),
@@ -245,7 +244,7 @@ class StockEngine(Engine):
             raise EngineError("it was stopped before it made a token: a step may take limits.step_timeout_s")
         logits = None
         if wants_logits:
-            if _LOGITS not in response:
+            if _LOGITS not in response or not response[_LOGITS].size:
                 raise EngineError(
                     f"the model returns no {_LOGITS}: its engine was built without --gather_generation_logits;"
                     " build it with that, or set return_logits: false"
@@ -260,16 +259,15 @@ class StockEngine(Engine):
 
 def _retention(config: TensorRTLLMBackendConfig) -> dict[str, NDArray[Any]]:
     """The inputs that say how long the blocks of a request should stay."""
-    duration = {} if config.retention_ms is None else {"retention_decode_duration_ms": config.retention_ms}
     values = {
         "retention_token_range_starts": 0,
         "retention_token_range_ends": _NO_END,
         "retention_token_range_priorities": config.retention_priority,
         "retention_decode_priority": config.retention_priority,
-        **duration,
     }
     if config.retention_ms is not None:
-        values["retention_token_range_durations_ms"] = config.retention_ms
+        for blocks in ("token_range_durations", "decode_duration"):
+            values[f"retention_{blocks}_ms"] = config.retention_ms
     return {name: np.array([[value]], np.int32) for name, value in values.items()}
 
 

@@ -10,6 +10,8 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
+from routers.registry import cut
+
 __all__ = ["Tokenizer"]
 
 
@@ -17,7 +19,8 @@ class Tokenizer:
     """A byte-level BPE tokenizer (GPT-2's scheme: Qwen, SmolLM, Llama 3, ...), as transformers loads it.
 
     pieces: the bytes of every token id; empty for special tokens, which are no text.
-    longest_piece: of them, in bytes: n tokens never stand for more than n times as many.
+    longest_piece: of a token as it is written, a special one's too, in bytes: n tokens never stand for a text of more
+        than n times as many.
 
     Raises ValueError when the folder holds none, or one of another scheme.
     """
@@ -28,27 +31,31 @@ class Tokenizer:
         except (OSError, ValueError) as error:
             raise ValueError(f"tokenizer: {folder} can't be loaded: {error}") from error
         self.pieces = _pieces(self._hf)
-        self.longest_piece = max(map(len, self.pieces))
+        written = (added.content.encode() for added in self._hf.added_tokens_decoder.values())
+        self.longest_piece = max(map(len, (*self.pieces, *written)))
 
-    def encode(self, text: str) -> list[int]:
-        """The token ids of a prompt; special tokens written in it count as such."""
-        ids: list[int] = self._hf(text)["input_ids"]
+    def encode(self, text: str, rendered: bool = False) -> list[int]:
+        """The token ids of a prompt; special tokens written in it count as such. rendered: by `render_chat`, so that
+        none is added."""
+        ids: list[int] = self._hf(text, add_special_tokens=not rendered)["input_ids"]
         return ids
 
     def encode_chat(self, messages: Sequence[dict[str, Any]], begun: str = "") -> list[int]:
-        """The token ids of a conversation under the chat template, up to where the answer begins, and `begun`, the
-        answer's own beginning.
+        """The token ids of a conversation, and of `begun`, the answer's own beginning. Raises as `render_chat`."""
+        return self.encode(self.render_chat(messages) + begun, rendered=True)
+
+    def render_chat(self, messages: Sequence[dict[str, Any]]) -> str:
+        """The text of a conversation under the chat template, up to where the answer begins.
 
         Raises ValueError when there is no template or it refuses the messages.
         """
         if not self._hf.chat_template:
             raise ValueError("messages: this tokenizer has no chat template; send text_input")
         try:
-            text = self._hf.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+            text: str = self._hf.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
         except Exception as error:  # jinja raises what the template's author wrote
-            raise ValueError(f"messages: the chat template refuses them: {error}") from error
-        ids: list[int] = self._hf(text + begun, add_special_tokens=False)["input_ids"]
-        return ids
+            raise ValueError(f"messages: the chat template refuses them: {cut(str(error))}") from error
+        return text
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of these tokens, special ones left out."""

@@ -10,8 +10,8 @@ import pytest
 
 from routers.weights import load_router
 from tools.errors import UserError
-from tools.training.command import TrainOptions, train
-from tools.training.stages import DataOptions
+from tools.training.command import train
+from tools.training.options import DataOptions, TrainOptions
 from tools.training.training import Target
 
 pytestmark = pytest.mark.model

@@ -21,6 +21,7 @@ from tests.triton.servers import (
     wait_until,
 )
 from tools.client import Answer, GenerationError, TokenRouterClient
+from tools.commands.health import health
 from tools.supervisor import RunningServer, running_server
 
 pytestmark = pytest.mark.triton
@@ -113,6 +114,18 @@ def test_200_requests_against_a_queue_of_64(paced_server: RunningServer) -> None
     assert set(outcomes) == {"served", "UNAVAILABLE"}
     assert outcomes.count("served") >= 16 + 64
     assert_clean_and_serving(paced_server)
+
+
+def test_a_full_server_is_busy_and_not_dead() -> None:
+    """It would refuse one request more."""
+    with running_server(paced_deployment(limits={"max_live": 1, "max_queue": 0})) as server:
+        running = Background(server.grpc_url, input_ids=[1, 2, 3], max_tokens=4000)
+        wait_until("the first tokens", lambda: running.answer.ids)
+        assert health(str(server.pid), 5.0) == "busy: 1 requests running, 0 waiting"
+        running.client.cancel()
+        running.join(5)
+        assert_clean_and_serving(server)
+        assert health(str(server.pid), 5.0) == "a token was made"
 
 
 def test_a_route_that_raises_for_one_request(paced_server: RunningServer) -> None:

@@ -12,7 +12,8 @@ import pytest
 
 from python_backends.token_router.threshold.profile import Profile
 from tests.triton.servers import paced_deployment
-from tools.commands.profile import MeasureOptions, profile
+from tools.commands.options import MeasureOptions
+from tools.commands.profile import profile
 from tools.errors import UserError
 from tools.running import find_server
 from tools.supervisor import running_server

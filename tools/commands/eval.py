@@ -88,9 +88,7 @@ def told() -> Iterator[None]:
     try:
         yield
     except GenerationError as error:
-        if error.status.name == "INVALID_ARGUMENT":  # asked again, it would be refused again
-            raise UserError(f"the server refused a question: {error.message}") from error
-        raise UserError(f"the server didn't answer: {error}; the same command goes on from here") from error
+        raise UserError(error.told() + ("" if error.refused else "; the same command goes on from here")) from error
     except (ControlError, SandboxError) as error:
         raise UserError(str(error)) from error
     except KeyboardInterrupt:

@@ -28,15 +28,27 @@ def health(server: str, timeout_s: float) -> str:
     if ROUTER not in models:
         return _loaded(found, models, timeout_s)
     try:
-        queued = found.control.status().queued
-        if queued:  # a request of ours would only wait longer, or be the one too many
-            return f"busy: {queued} requests wait"
-        with TokenRouterClient(found.grpc_url) as client:
-            router = client.runtime().router
+        return _busy(found) or _token(found, timeout_s)
     except (ControlError, GenerationError) as error:
         raise UserError(f"not serving: {error}") from error
+
+
+def _busy(found: FoundServer) -> str | None:
+    """Of a server that is full: a request of ours would only wait, or be the one too many."""
+    status = found.control.status()
+    return f"busy: {status.live} requests running, {status.queued} waiting" if status.full else None
+
+
+def _token(found: FoundServer, timeout_s: float) -> str:
+    with TokenRouterClient(found.grpc_url) as client:
+        router = client.runtime(timeout_s).router
     with FirstToken(found.grpc_url, router) as token:
-        token.make(timeout_s)
+        try:
+            token.make(timeout_s)
+        except UserError:
+            if (busy := _busy(found)) is None:  # else others came before ours
+                raise
+            return busy
     return "a token was made"
 
 

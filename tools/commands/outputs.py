@@ -33,18 +33,19 @@ def check_plot(path: Path) -> None:
     check_writable("--plot", path)
 
 
-def new_figure(width: float, height: float) -> Figure:
-    """In inches. An own Figure: pyplot would keep it. Raises UserError when there is no matplotlib."""
+def new_figure(width: float, height: float, wanted: str = "--plot", extra: str = "perf") -> Figure:
+    """In inches. An own Figure: pyplot would keep it. Raises UserError when there is no matplotlib: what `wanted` it,
+    and the extra that has it."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise UserError("--plot: needs matplotlib, which isn't installed (pip install -e '.[perf]')") from error
+        raise UserError(f"{wanted}: needs matplotlib, which isn't installed (pip install -e '.[{extra}]')") from error
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def save_figure(figure: Figure, path: Path) -> None:
-    """Raises UserError."""
+def save_figure(figure: Figure, path: Path, flag: str = "--plot") -> None:
+    """Raises UserError that names the flag which said where."""
     try:
         figure.savefig(path)
     except OSError as error:
-        raise UserError(f"--plot: {path}: can't be written: {error.strerror}") from error
+        raise UserError(f"{flag}: {path}: can't be written: {error.strerror}") from error

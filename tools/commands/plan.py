@@ -10,10 +10,9 @@ from rich.table import Table
 
 from tools.deployment import load_deployment
 from tools.sizing.joint import Plan, joint_plan
+from tools.sizing.units import gib
 
 __all__ = ["plan"]
-
-_GIB = 1 << 30
 
 
 def plan(config: str | None, as_json: bool) -> None:
@@ -28,14 +27,14 @@ def plan(config: str | None, as_json: bool) -> None:
     )
     for name, use in found.devices.items():
         fits = "" if use.fits is None else f"{use.fits:,}" + (" *" if use.fits == found.tokens else "")
-        devices.add_row(name, _gib(use.memory), _gib(use.budget), _gib(use.weights), f"{use.kv_token:,} B", fits)
+        devices.add_row(name, gib(use.memory), gib(use.budget), gib(use.weights), f"{use.kv_token:,} B", fits)
     models = Table("model", "engine", "devices", "weights, each", "KV of a token, each", "block", "given")
     for footprint, model in zip(found.footprints, found.deployment.models, strict=True):
         models.add_row(
             model.name,
             model.engine.type,
             ", ".join(footprint.devices),
-            _gib(footprint.weights),
+            gib(footprint.weights),
             f"{footprint.kv_token:,} B",
             f"{footprint.block:,}",
             ", ".join(f"{name} {value:,}" for name, value in _given(found, model.name).items()),
@@ -68,7 +67,3 @@ def _given(found: Plan, name: str) -> dict[str, int]:
     names = ("kv_tokens", "max_tokens")
     given = {n: v for n in names if (v := getattr(engine, n, None)) is not None}
     return given or {"max_sessions": engine.max_sessions}
-
-
-def _gib(size: int) -> str:
-    return f"{size / _GIB:.2f} GiB"

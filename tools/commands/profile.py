@@ -25,8 +25,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from python_backends.token_router.config import BatchingConfig
+from python_backends.token_router.threshold.network import fit_phases
 from python_backends.token_router.threshold.profile import Profile
+from python_backends.token_router.threshold.routing_rates import length_distribution
 from tools.client import GenerationError
+from tools.commands.options import MeasureOptions
 from tools.commands.outputs import check_writable
 from tools.commands.profile_load import PROMPTS, ClosedLoop, Requests
 from tools.control import ControlClient, ControlError
@@ -35,25 +38,12 @@ from tools.errors import UserError
 from tools.own_server import own_server_of
 from tools.running import find_server
 
-__all__ = ["MeasureOptions", "for_measuring", "profile", "sweep", "whole"]
+__all__ = ["for_measuring", "profile", "sweep", "whole"]
 
 _SETTLE_S = 0.5  # at the begin of a point, not counted
 _POLL_S = 0.1
 _PATIENCE_MS = 60_000.0  # a model that gathers requests waits for them, however long they take
 _MOST_BY_DEFAULT = 16
-
-
-@dataclass(frozen=True)
-class MeasureOptions:
-    """server: a running one to measure instead of starting one (`find_server`). concurrency: the sweep; None = 1, 2, 4,
-    ... up to 16 and to what the deployment admits. seconds: of each point. prompts: a file with one to a line."""
-
-    server: str | None = None
-    concurrency: Sequence[int] | None = None
-    seconds: float = 5.0
-    prompts: Path | None = None
-    max_tokens: int = 256
-    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -75,7 +65,7 @@ def profile(config: str | None, output: Path, options: MeasureOptions) -> None:
         with _serving(deployment, points, options, console) as (control, grpc_url):
             measured = _measure(control, grpc_url, points, requests, options.seconds, console)
     except GenerationError as error:
-        raise UserError(f"the server didn't answer: {error}") from error
+        raise UserError(error.told()) from error
     except ControlError as error:
         raise UserError(str(error)) from error
     found = whole(measured, deployment, options, points)
@@ -213,7 +203,17 @@ def whole(
         "steps": counts["steps"],
         "mean_batch": [s / n if n else 0.0 for s, n in zip(counts["sessions"], counts["steps"], strict=True)],
     }
-    return Profile.model_validate({**measured["profile"], "p": p, "c": c, "source": json.loads(json.dumps(source))})
+    lengths = measured["profile"]["run_lengths"] or [None] * len(p)
+    lengths = [_with_mean_of(row[i], runs) for i, (row, runs) in enumerate(zip(p, lengths, strict=True))]
+    changed = {"p": p, "c": c, "run_lengths": lengths, "source": json.loads(json.dumps(source))}
+    return Profile.model_validate({**measured["profile"], **changed})
+
+
+def _with_mean_of(stays: float, runs: list[float] | None) -> list[float] | None:
+    """The server's distribution, which is that of the last runs, with the mean that all outcomes give."""
+    if runs is None or stays == 1:
+        return None
+    return length_distribution(fit_phases(runs).hazards[:-1], 1 / (1 - stays))
 
 
 def _print(found: Profile, console: Console) -> None:

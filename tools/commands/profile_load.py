@@ -44,8 +44,7 @@ class Requests:
     @classmethod
     def of(cls, router: RouterConfig, prompts: Sequence[str] | None, max_tokens: int, seed: int) -> Requests:
         """Those that a deployment with this router takes."""
-        algorithm = router.algorithm()
-        return cls(prompts, max_tokens, algorithm.entry.needs_sampling or algorithm.peer.needs_sampling, seed)
+        return cls(prompts, max_tokens, router.algorithm().needs_sampling, seed)
 
     def draw(self, rng: random.Random) -> dict[str, Any]:
         """The next one's inputs."""

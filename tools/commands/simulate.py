@@ -18,6 +18,7 @@ from python_backends.token_router.config import BatchingConfig
 from python_backends.token_router.threshold.network import check_thresholds
 from python_backends.token_router.threshold.profile import Profile
 from python_backends.token_router.threshold.solve import evaluate, solve
+from tools.commands.options import SimulateOptions
 from tools.commands.outputs import check_plot, check_writable, new_figure, save_figure
 from tools.commands.threshold import MOST_LIVE
 from tools.config_errors import explain
@@ -27,7 +28,7 @@ from tools.simulator.engine import Simulation
 from tools.simulator.results import SimulationResult
 from tools.simulator.trace import ChromeTrace
 
-__all__ = ["POLICIES", "SimulateOptions", "simulate"]
+__all__ = ["POLICIES", "simulate"]
 
 POLICIES = ("all", "async", "step_sync", "model_sync")
 _TRACE_S = 5.0  # simulated; enough to look at, small enough to open
@@ -41,23 +42,6 @@ _FLAGS = {
     "prompt_tokens": "--prompt-tokens",
     "duration_s": "--duration",
 }
-
-
-@dataclass(frozen=True)
-class SimulateOptions:
-    """The command's options besides the profile's; tokens: of a request on average, None = endless."""
-
-    policy: str = "all"
-    threshold: Sequence[int] = ()
-    concurrency: int | None = None
-    rate: float | None = None
-    max_live: int | None = None
-    tokens: float | None = None
-    prompt_tokens: int = 0
-    resume: bool = True
-    max_wait_ms: float | None = None
-    duration: float = 600.0
-    seed: int = 0
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -15,24 +14,15 @@ from rich.table import Table
 from python_backends.token_router.threshold.exact import TooLarge
 from python_backends.token_router.threshold.profile import Profile
 from python_backends.token_router.threshold.solve import Choice, Estimate, Solution, solve
+from tools.commands.options import ThresholdOptions
 from tools.commands.outputs import check_plot, new_figure, save_figure
 from tools.errors import UserError
 
-__all__ = ["MOST_LIVE", "ThresholdOptions", "threshold"]
+__all__ = ["MOST_LIVE", "threshold"]
 
 MOST_LIVE = 1024
 _ROWS = 12  # of the table, when there are many B; --json has all
 _LEAST_DELTA_MS = 1e-6  # a nanosecond, the simulator's grid
-
-
-@dataclass(frozen=True)
-class ThresholdOptions:
-    """The command's options besides the profile's; concurrency: the numbers of live requests to solve for."""
-
-    concurrency: Sequence[int] = (4,)
-    delta_ms: float = 0.1
-    method: str = "auto"
-    seed: int = 0
 
 
 def threshold(profile: Profile, options: ThresholdOptions, *, as_json: bool = False, plot: Path | None = None) -> None:

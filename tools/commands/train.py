@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from tools.errors import UserError
+from tools.training.options import RECALL, DataOptions, TrainOptions
 
 __all__ = ["train_command"]
 
@@ -45,13 +46,17 @@ def train_command(
     output: Annotated[
         Path | None, typer.Option(help="The .safetensors file to write.", show_default="in the work folder")
     ] = None,
-    prompts: Annotated[int, typer.Option(min=0, max=700, help="Functions to write, from packages.")] = 240,
-    reasoning: Annotated[int, typer.Option(min=0, max=5000, help="Tasks of reasoning-gym.")] = 30,
-    max_tokens: Annotated[int, typer.Option(min=16, max=4096, help="Of an answer.")] = 320,
-    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of all randomness.")] = 0,
+    prompts: Annotated[
+        int, typer.Option(min=0, max=700, help="Functions to write, from packages.")
+    ] = DataOptions.prompts,
+    reasoning: Annotated[int, typer.Option(min=0, max=5000, help="Tasks of reasoning-gym.")] = DataOptions.reasoning,
+    max_tokens: Annotated[int, typer.Option(min=16, max=4096, help="Of an answer.")] = DataOptions.max_tokens,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of all randomness.")] = DataOptions.seed,
     recall: Annotated[
         float | None,
-        typer.Option(min=0.01, max=1, help="Threshold: this share of the tokens that need it.", show_default="0.95"),
+        typer.Option(
+            min=0.01, max=1, help="Threshold: this share of the tokens that need it.", show_default=str(RECALL)
+        ),
     ] = None,
     llm_share: Annotated[
         float | None, typer.Option(min=0, max=1, help="Instead: this share of all tokens goes to the large model.")
@@ -59,7 +64,8 @@ def train_command(
     judge: Annotated[
         str | None,
         typer.Option(
-            help="r2r: tests, continuation, or the http:// URL of an OpenAI-compatible API.", show_default="tests"
+            help="r2r: tests, continuation, or the http:// URL of an OpenAI-compatible API.",
+            show_default=TrainOptions.judge,
         ),
     ] = None,
     judge_model: Annotated[str | None, typer.Option(help="r2r: the model that judges at the URL.")] = None,
@@ -70,16 +76,21 @@ def train_command(
         ),
     ] = None,
     rounds: Annotated[
-        int | None, typer.Option(min=1, max=10, help="citer: rounds of labels and fit.", show_default="2")
+        int | None,
+        typer.Option(min=1, max=10, help="citer: rounds of labels and fit.", show_default=str(TrainOptions.rounds)),
     ] = None,
     rollouts: Annotated[
         int | None,
-        typer.Option(min=0, max=1000, help="citer: most roll-outs of a text in a round.", show_default="4"),
+        typer.Option(
+            min=0, max=1000, help="citer: most roll-outs of a text in a round.", show_default=str(TrainOptions.rollouts)
+        ),
     ] = None,
     marginal: Annotated[bool, typer.Option(help="co_llm: then fit the marginal likelihood.")] = False,
-    epochs: Annotated[int, typer.Option(min=1, max=10_000, help="Of a fit, at most.")] = 50,
-    processes: Annotated[int, typer.Option(min=1, max=64, help="That run the models, with one thread each.")] = 2,
-    sessions: Annotated[int, typer.Option(min=1, max=256, help="Of a model in each process.")] = 16,
+    epochs: Annotated[int, typer.Option(min=1, max=10_000, help="Of a fit, at most.")] = TrainOptions.epochs,
+    processes: Annotated[
+        int, typer.Option(min=1, max=64, help="That run the models, with one thread each.")
+    ] = TrainOptions.processes,
+    sessions: Annotated[int, typer.Option(min=1, max=256, help="Of a model in each process.")] = TrainOptions.sessions,
 ) -> None:
     """Train a router for the two models of a deployment. An interrupted training goes on where it stopped."""
     if recall is not None and llm_share is not None:
@@ -100,15 +111,14 @@ def train_command(
             raise UserError(
                 f"--{name.replace('_', '-')}: only of {', '.join(_ONLY_OF[name])}; the router is {router.value}"
             )
-    from tools.training.command import TrainOptions, train
-    from tools.training.stages import DataOptions
+    from tools.training.command import train
     from tools.training.training import Target
 
     options = TrainOptions(
         work=work,
         output=output,
         data=DataOptions(prompts, reasoning, max_tokens, seed),
-        target=Target(0.95 if recall is None and llm_share is None else recall, llm_share),
+        target=Target(RECALL if recall is None and llm_share is None else recall, llm_share),
         epochs=epochs,
         processes=processes,
         sessions=sessions,

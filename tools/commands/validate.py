@@ -12,6 +12,7 @@ from python_backends.llm.engines.stock_facts import stock_facts
 from tools.deployment import load_node
 from tools.machine import machine_warnings, memory_needed
 from tools.sizing.joint import sized
+from tools.sizing.units import gib
 from tools.validate import check
 
 __all__ = ["validate"]
@@ -24,11 +25,11 @@ def validate(config: str | None, only: str | None = None) -> bool:
     problems = check(deployment)
     if not problems:
         deployment = sized(deployment)
-        served = deployment.model_names if deployment.routes else [deployment.model_names[i] for i in deployment.here]
-        context = min(_context_tokens(deployment.models[index].engine) for index in deployment.here)
+        models = deployment.models if deployment.routes else [deployment.models[index] for index in deployment.here]
+        context = min(_context_tokens(model.engine) for model in models)
         console.print(
-            f"ok: {' + '.join(served)}, router {deployment.router.name}, context {context} tokens,"
-            f" about {memory_needed(deployment) / (1 << 30):.1f} GiB of memory"
+            f"ok: {' + '.join(model.name for model in models)}, router {deployment.router.name},"
+            f" context {context} tokens, about {gib(memory_needed(deployment))} of memory"
         )
         for warning in machine_warnings(deployment):
             console.print(f"warning: {warning}", markup=False, soft_wrap=True)

@@ -46,8 +46,8 @@ class SweepResult(BaseModel):
 
 
 def write_report(result: SweepResult, folder: Path) -> list[Path]:
-    """results.json, results.csv, results.md and, where there is more than one point, frontier.png. Raises OSError,
-    UserError without matplotlib."""
+    """results.json, results.csv, results.md and, where there is more than one point, frontier.png. Raises OSError, and
+    UserError when there is no matplotlib or the picture can't be written."""
     paths = [folder / name for name in ("results.json", "results.csv", "results.md")]
     paths[0].write_text(result.model_dump_json(indent=1) + "\n", encoding="utf-8")
     with paths[1].open("w", newline="", encoding="utf-8") as file:
@@ -124,7 +124,7 @@ def _table(rows: Sequence[dict[str, str]]) -> list[str]:
 
 def _plot(result: SweepResult, path: Path) -> None:
     """Accuracy by the LLM's share of tokens, a line for each router, with intervals."""
-    figure = new_figure(10, 6.5)
+    figure = new_figure(10, 6.5, path.name, "eval")
     axes = figure.add_subplot()
     for label, style in ((SLM_ONLY, ":"), (LLM_ONLY, "--")):
         if (alone := result.point(label)) is not None:
@@ -150,4 +150,4 @@ def _plot(result: SweepResult, path: Path) -> None:
     axes.set_title(f"{' + '.join(result.models)}: {result.settings.get('task', '')}")
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
-    save_figure(figure, path)
+    save_figure(figure, path, "--output")

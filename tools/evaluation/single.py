@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
+from python_backends.token_router.config import RuntimeConfig
 from tools.client import TokenRouterClient
 from tools.control import ControlClient
 from tools.deployment import Deployment
@@ -65,11 +66,20 @@ def _serving(
     grpc_url = url if found is None else found.grpc_url
     with TokenRouterClient(str(grpc_url)) as client:
         runs = client.runtime()
-    wanted = deployment.runtime()
-    for key in ("models", "tokenizer", "router"):
-        if getattr(runs, key) != getattr(wanted, key):
+    there, wanted = _identity(runs), _identity(deployment.runtime())
+    for key, value in wanted.items():
+        if there[key] != value:
             raise UserError(
-                f"the server has {key} {getattr(runs, key)!r}, but the deployment {getattr(wanted, key)!r};"
+                f"the server has {key} {there[key]!r}, but the deployment {value!r};"
                 " give the deployment that it was started with"
             )
     yield str(grpc_url), None if found is None else found.control
+
+
+def _identity(runtime: RuntimeConfig) -> dict[str, object]:
+    """What is the same in a deployment's file and in what its server was told: `memory` changes engines."""
+    return {
+        "models": [(model.name, model.url) for model in runtime.models],
+        "tokenizer": runtime.tokenizer,
+        "router": runtime.router,
+    }

@@ -101,8 +101,7 @@ class Point:
     @property
     def samples(self) -> bool:
         """Whether its router takes no greedy request."""
-        algorithm = self.router.algorithm()
-        return algorithm.entry.needs_sampling or algorithm.peer.needs_sampling
+        return self.router.algorithm().needs_sampling
 
 
 def points_of(sweep: RouterSweep, models: Sequence[str]) -> Iterator[Point]:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from python_backends.token_router.tokenizer import Tokenizer
 from routers import RouterConfig
 from routers.neural import NeuralParams
 from routers.weights import locate_router
+from tools.commands.outputs import new_figure
 from tools.control import ControlClient
 from tools.deployment import Deployment
 from tools.errors import UserError
@@ -31,6 +31,28 @@ from tools.evaluation.tasks import digest, questions, selected
 from tools.own_server import own_server_of
 
 __all__ = ["Bench", "sweep"]
+
+# of an engine's configuration: how much it holds, in which memory, and how long things take
+_NEVER_MATTERS = frozenset(
+    {
+        "calls_at_once",
+        "cancellation_check_period_ms",
+        "context_tokens",
+        "free_memory_fraction",
+        "host_cache_bytes",
+        "kv_cache_free_gpu_mem_fraction",
+        "kv_cache_host_memory_bytes",
+        "kv_tokens",
+        "max_queue_delay_microseconds",
+        "max_queue_size",
+        "max_sessions",
+        "max_tokens",
+        "prefill_token_ms",
+        "retention_ms",
+        "retention_priority",
+        "step_ms",
+    }
+)
 
 
 class Bench:
@@ -54,8 +76,7 @@ class Bench:
 
     def file(self, point: Point) -> AnswerFile:
         """The answers to a point so far."""
-        name = re.sub(r"[^A-Za-z0-9_.=-]+", "-", point.label)
-        return AnswerFile(self._folder / f"{name}.jsonl", self._settings(point))
+        return AnswerFile(self._folder / _file_name(point), self._settings(point))
 
     def missing(self, point: Point) -> int:
         """How many questions it has not answered."""
@@ -98,6 +119,7 @@ class Bench:
             "task": self.spec.task.model_dump(),
             "questions": self._digest,
             "models": {m.name: _engine(m.engine.model_dump()) for m in self.deployment.models},
+            "tokenizer": Path(self.deployment.tokenizer or "").name,
             "router": point.router.name,
             "params": _shown(params),
             "router_weights": _digest_of_weights(point.router, params),
@@ -112,16 +134,16 @@ def sweep(spec: SweepSpec, deployment: Deployment, folder: Path, console: Consol
 
     Raises UserError, GenerationError, ControlError, SandboxError; run again, it goes on where it was.
     """
-    if find_spec("matplotlib") is None:  # told before the work, not after it
-        raise UserError("a sweep draws a picture with matplotlib, which isn't installed (pip install -e '.[eval]')")
+    new_figure(1, 1, "eval sweep", "eval")  # what it lacks is told before the work, not after it
     models = deployment.model_names
     if len(models) < 2:
         raise UserError(f"a sweep needs a small and a large model; the deployment has {', '.join(models)}")
     if len(models) > 2 and spec.controls:
         raise UserError(f"controls: true is for two models; the deployment has {', '.join(models)}; allowed: false")
-    bench = Bench(spec, deployment, folder, console)
     alone = [_alone(SLM_ONLY, 0), _alone(LLM_ONLY, len(models) - 1)]
     points = [point for router in spec.routers for point in points_of(router, models)]
+    _check_files([*alone, *points])
+    bench = Bench(spec, deployment, folder, console)
     for point in [*alone, *points]:
         bench.file(point)  # settings that don't fit are told before the first hour of work
     measured: list[Point] = []
@@ -201,6 +223,23 @@ def _groups(points: Iterable[Point]) -> list[list[Point]]:
     return list(groups.values())
 
 
+def _file_name(point: Point) -> str:
+    return re.sub(r"[^A-Za-z0-9_.=-]+", "-", point.label) + ".jsonl"
+
+
+def _check_files(points: Iterable[Point]) -> None:
+    """Raises UserError when two points would be kept in one file."""
+    labels: dict[str, str] = {}
+    for point in points:
+        name = _file_name(point)
+        if name in labels:
+            raise UserError(
+                f"routers: '{labels[name]}' and '{point.label}' would both have their answers in {name}; give one of"
+                " them another label"
+            )
+        labels[name] = point.label
+
+
 def _alone(label: str, model: int) -> Point:
     return Point(label, label, RouterConfig(name="single"), {"model": model})
 
@@ -222,9 +261,8 @@ def _controls(bench: Bench, points: Sequence[Point]) -> dict[str, Point]:
 
 
 def _engine(config: dict[str, Any]) -> dict[str, Any]:
-    """What of an engine's configuration its answers depend on, to the last bit of a sum."""
-    kept = ("type", "weights", "deterministic", "threads", "gpu_layers", "vocab_size", "eos_every")
-    return _shown({k: v for k, v in config.items() if k in kept})
+    """What of an engine's configuration its answers may depend on, to the last bit of a sum."""
+    return _shown({k: v for k, v in config.items() if k not in _NEVER_MATTERS})
 
 
 def _shown(params: dict[str, Any]) -> dict[str, Any]:

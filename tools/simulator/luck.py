@@ -51,12 +51,15 @@ def estimate(values: Sequence[float], luck: Sequence[Sequence[float]]) -> tuple[
     """The mean of the values (one for each part) without luck (a row for each part), and the half width of its 95 %
     confidence interval."""
     y, x = np.asarray(values, dtype=float), np.asarray(luck, dtype=float).reshape(len(values), -1)
-    centred = x - x.mean(axis=0)
-    slopes, _, rank, _ = np.linalg.lstsq(centred, y - y.mean(), rcond=1e-9)
-    freedom = len(y) - 1 - int(rank)
-    left = y - y.mean() - centred @ slopes
-    off = x.mean(axis=0)
-    leverage = float(off @ np.linalg.pinv(centred.T @ centred, rcond=1e-12, hermitian=True) @ off)
-    deviation = math.sqrt(float(left @ left) / freedom * (1 / len(y) + leverage))
+    # In the directions in which the parts differ, most first: at most half as many as there are parts, or with many
+    # models they would explain any values.
+    parts, sizes, directions = np.linalg.svd(x - x.mean(axis=0), full_matrices=False)
+    rank = min(int((sizes > 1e-9 * sizes.max(initial=0.0)).sum()), len(y) // 2)
+    parts = parts[:, :rank]
+    off = x.mean(axis=0) @ directions[:rank].T / sizes[:rank]
+    slopes = (y - y.mean()) @ parts
+    left = y - y.mean() - parts @ slopes
+    freedom = len(y) - 1 - rank
+    deviation = math.sqrt(float(left @ left) / freedom * (1 / len(y) + float(off @ off)))
     student = _Z + (_Z**3 + _Z) / (4 * freedom)  # its first-order expansion: 0.1 % off at 30 degrees of freedom
     return float(y.mean() - off @ slopes), student * deviation

@@ -34,6 +34,7 @@ from tools.errors import UserError
 from tools.problem import Problem
 from tools.sizing.config import MemoryConfig
 from tools.sizing.footprint import Footprint, footprint
+from tools.sizing.units import gib
 
 __all__ = ["DeviceUse", "Plan", "joint_plan", "largest_common", "placement_problems", "sized"]
 
@@ -122,10 +123,10 @@ def _use(name: str, memory: MemoryConfig, footprints: Sequence[Footprint]) -> De
     budget = int(size * (1 - Fraction(str(memory.reserve))))
     weights, kv_token = sum(f.weights for f in here), sum(f.kv_token for f in here)
     if weights > budget:
-        each = ", ".join(f"'{f.model}' {_gib(f.weights)}" for f in here)
+        each = ", ".join(f"'{f.model}' {gib(f.weights)}" for f in here)
         raise UserError(
-            f"memory.devices.{name}: {_gib(size)} with reserve {memory.reserve:g} leave {_gib(budget)}; the weights"
-            f" take {_gib(weights)}: {each}"
+            f"memory.devices.{name}: {gib(size)} with reserve {memory.reserve:g} leave {gib(budget)}; the weights"
+            f" take {gib(weights)}: {each}"
         )
     return DeviceUse(size, budget, weights, kv_token, (budget - weights) // kv_token if kv_token else None)
 
@@ -159,7 +160,3 @@ def _kv_tokens(engine: LlamaCppConfig | TensorRTLLMBackendConfig | TensorRTLLMCo
 def _require(count: int, name: str, tokens: int, what: str) -> None:
     if count < 1:
         raise UserError(f"memory: {tokens} tokens fit on every model; too few for {what} of model '{name}'")
-
-
-def _gib(size: int) -> str:
-    return f"{size / (1 << 30):.2f} GiB" if size >= 1 << 24 else f"{size:,} bytes"

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,45 +17,22 @@ from python_backends.llm.engines.config import LlamaCppConfig
 from python_backends.llm.engines.embedding_rows import EmbeddingRows
 from python_backends.llm.gguf_header import read_gguf_header
 from python_backends.token_router.tokenizer import Tokenizer
-from tools.commands.outputs import check_writable
+from tools.commands.outputs import check_writable, new_figure
 from tools.deployment import Deployment, load_deployment
 from tools.errors import UserError
 from tools.evaluation.sandbox import SandboxError
 from tools.training.judges import judge_named
+from tools.training.options import TrainOptions
 from tools.training.prompts import wording
 from tools.training.recipes import R2R, Citer, CoLLM, Recipe
-from tools.training.stages import PROMPT_TOKENS, DataOptions, Pair, Stages
-from tools.training.training import Target, train_router
+from tools.training.stages import PROMPT_TOKENS, Pair, Stages
+from tools.training.training import train_router
 from tools.training.work_folder import WorkFolder
 from tools.training.workers import Processes
 
-__all__ = ["TrainOptions", "train"]
+__all__ = ["train"]
 
 _FORMAT = 1  # of the work folder: raise it when what its files hold changes
-
-
-@dataclass(frozen=True)
-class TrainOptions:
-    """work: the folder that everything is kept in. output: the router's file; None = in the work folder.
-
-    judge, judge_model: of R2R (`judges`). rounds, rollouts: of CITER. marginal: of Co-LLM (`recipes`).
-    width: of R2R's and CITER's network; None = the recipe's. processes: run the models, with a thread and so many
-    sessions each.
-    """
-
-    work: Path
-    data: DataOptions
-    target: Target
-    output: Path | None = None
-    judge: str = "tests"
-    judge_model: str | None = None
-    width: int | None = None
-    rounds: int = 2
-    rollouts: int = 4
-    marginal: bool = False
-    epochs: int = 50
-    processes: int = 2
-    sessions: int = 16
 
 
 def train(router: str, config: str | None, options: TrainOptions) -> None:
@@ -64,6 +41,7 @@ def train(router: str, config: str | None, options: TrainOptions) -> None:
     output = options.output or options.work / f"{router}.safetensors"
     if output.suffix != ".safetensors":
         raise UserError(f"--output: got {output}; must end with .safetensors")
+    new_figure(1, 1, "train", "train")  # what the report lacks is told before the work, not after it
     deployment = load_deployment(config)
     engines = _engines(deployment)
     recipe = _recipe(router, engines[0], options)
@@ -91,6 +69,8 @@ def train(router: str, config: str | None, options: TrainOptions) -> None:
             facts = train_router(recipe, stages, options.target, output, vocab_size)
     except SandboxError as error:
         raise UserError(f"train: {error}") from error
+    except OSError as error:
+        raise UserError(f"train: {error.filename or options.work}: {error.strerror or error}") from error
     except KeyboardInterrupt:
         raise UserError("interrupted; the same command goes on where it stopped") from None
     _print(facts, output, console)

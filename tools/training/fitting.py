@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from tools.training.calibration import auroc
+from tools.training.options import TrainOptions
 from tools.training.work_folder import Checkpoint
 
 __all__ = ["FitOptions", "Loss", "Scaling", "fit", "predict", "ranking_loss", "soft_loss", "weighted_loss"]
@@ -28,7 +29,7 @@ class FitOptions:
     rate: float
     weight_decay: float
     batch: int = 256
-    epochs: int = 50
+    epochs: int = TrainOptions.epochs
     patience: int = 10
     seed: int = 0
 

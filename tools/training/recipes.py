@@ -19,6 +19,7 @@ from tools.training.dataset import Text, Tokens
 from tools.training.fitting import FitOptions, Loss, Scaling, predict, ranking_loss, soft_loss, weighted_loss
 from tools.training.judges import Judge
 from tools.training.labels import Ids, Labels, citer_labels, co_llm_labels, r2r_labels
+from tools.training.options import TrainOptions
 from tools.training.stages import Stages
 
 __all__ = ["R2R", "Citer", "CoLLM", "Phase", "Prepared", "Recipe", "Trained"]
@@ -42,12 +43,10 @@ class Trained:
 
 
 class Recipe(Protocol):
-    """One algorithm. threshold_name: the paper's. fit: how its network is fitted. rounds: of labels and fit."""
+    """One algorithm. fit: how its network is fitted. rounds: of labels and fit."""
 
     @property
     def algorithm(self) -> str: ...
-    @property
-    def threshold_name(self) -> str: ...
     @property
     def fit(self) -> FitOptions: ...
     @property
@@ -125,7 +124,6 @@ class R2R:
     fit: FitOptions = _R2R_FIT
     rounds: int = 1
     algorithm: ClassVar[str] = "r2r"
-    threshold_name: ClassVar[str] = "threshold"
 
     def texts(self, stages: Stages, number: int, before: nn.Module | None) -> Iterator[Text]:
         verdicts = stages.verdicts(self.judge)
@@ -180,11 +178,10 @@ class Citer:
     text. The paper's learning rate, 1e-7, and its 1000 epochs are hours of a GPU."""
 
     width: int | None = None
-    rollouts: int = 4
-    rounds: int = 2
+    rollouts: int = TrainOptions.rollouts
+    rounds: int = TrainOptions.rounds
     fit: FitOptions = _CITER_FIT
     algorithm: ClassVar[str] = "citer"
-    threshold_name: ClassVar[str] = "tau"
 
     def texts(self, stages: Stages, number: int, before: nn.Module | None) -> Iterator[Text]:
         policy = None if before is None else Confident(before)
@@ -230,7 +227,6 @@ class CoLLM:
     rounds: int = 1
     fit: FitOptions = _CO_LLM_FIT
     algorithm: ClassVar[str] = "co_llm"
-    threshold_name: ClassVar[str] = "eta"
 
     def texts(self, stages: Stages, number: int, before: nn.Module | None) -> Iterator[Text]:
         yield from _gold_texts(stages, lambda _, gold, slm, llm: co_llm_labels(gold, slm, llm))

@@ -58,7 +58,8 @@ def measure(judged: Judged, cut: float, seed: int) -> dict[str, Any]:
 
 
 def write_report(folder: Path, name: str, title: str, judged: Judged, cut: float, facts: Mapping[str, Any]) -> None:
-    """Write name.json, name.md and name.png into `folder`. facts: with "metrics" as `measure` gives them."""
+    """Write name.json, name.md and name.png into `folder`. facts: with "metrics" as `measure` gives them. Raises
+    OSError, and UserError when there is no matplotlib or the picture can't be written."""
     (folder / f"{name}.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     (folder / f"{name}.md").write_text(_markdown(name, title, facts), encoding="utf-8")
     _picture(folder / f"{name}.png", title, judged, cut)
@@ -95,7 +96,7 @@ def _markdown(name: str, title: str, facts: Mapping[str, Any]) -> str:
 
 
 def _picture(path: Path, title: str, judged: Judged, cut: float) -> None:
-    figure = new_figure(13, 4.2)
+    figure = new_figure(13, 4.2, "train", "train")
     roc, shares, calibration = figure.subplots(1, 3)
     for label, scores, style in (("router", judged.scores, "C0-"), ("bare entropy", judged.entropy, "C1--")):
         points = curve(judged.labels, scores)
@@ -116,7 +117,7 @@ def _picture(path: Path, title: str, judged: Judged, cut: float) -> None:
     for axes in (roc, shares, calibration):
         axes.legend(fontsize="small")
     figure.suptitle(title)
-    save_figure(figure, path)
+    save_figure(figure, path, "--output")
 
 
 def _number(value: float | None) -> str:

@@ -21,24 +21,15 @@ from python_backends.token_router.tokenizer import Tokenizer
 from tools.training.jobs import Answer, Branch, Followed, Policy, Text, first_statement
 from tools.training.judges import Case, Judge
 from tools.training.labels import mismatches
+from tools.training.options import DataOptions
 from tools.training.prompts import Prompt, choose_prompts, passes
 from tools.training.work_folder import Records, WorkFolder
 from tools.training.workers import Item, Pool, Setup
 
-__all__ = ["PROMPT_TOKENS", "DataOptions", "Pair", "Stages"]
+__all__ = ["PROMPT_TOKENS", "Pair", "Stages"]
 
 _SANDBOXES = 2
 PROMPT_TOKENS = 400  # of a prompt, at most
-
-
-@dataclass(frozen=True)
-class DataOptions:
-    """prompts: functions to write. reasoning: reasoning tasks. max_tokens: of an answer. seed: of all randomness."""
-
-    prompts: int = 240
-    reasoning: int = 30
-    max_tokens: int = 320
-    seed: int = 0
 
 
 @dataclass(frozen=True)

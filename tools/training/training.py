@@ -19,6 +19,7 @@ from tools.errors import UserError
 from tools.training.calibration import cut_for_recall, cut_for_share
 from tools.training.dataset import Split, Tokens, split_of, tokens_of
 from tools.training.fitting import fit, predict
+from tools.training.options import RECALL
 from tools.training.recipes import Recipe, Trained
 from tools.training.report import Judged, measure, write_report
 from tools.training.stages import Stages
@@ -30,7 +31,7 @@ __all__ = ["Target", "train_router"]
 class Target:
     """Where to cut on the held-out prompts: the fewest tokens delegated with this recall, or this share of them."""
 
-    recall: float | None = 0.95
+    recall: float | None = RECALL
     llm_share: float | None = None
 
     def cut(self, labels: Any, scores: Any) -> float:

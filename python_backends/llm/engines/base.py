@@ -80,7 +80,7 @@ class Engine(ABC):
     """One model's weights and the KV of its sessions. Called by one thread, one call at a time.
 
     name: what `LLMFacts.engine` says; of the built-in engines, the `type` of their configuration.
-    weights: the name of its weights (`catalog.weights_name`); None = it has none.
+    weights: the name of its weights (`catalog.weights_name`); None = it has none, or none that is known.
     runs: whether it can make the steps of a call by itself (`run`).
     """
 

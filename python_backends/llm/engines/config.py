@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import (
     BaseModel,
@@ -18,15 +18,30 @@ from pydantic import (
 
 from python_backends.llm.engines.stock_parameters import FIELDS, PARAMETERS
 
-__all__ = ["EngineConfig", "LlamaCppConfig", "PacedConfig", "TensorRTLLMBackendConfig", "TensorRTLLMConfig"]
+__all__ = [
+    "CALL_THREADS",
+    "EngineConfig",
+    "LlamaCppConfig",
+    "PacedConfig",
+    "TensorRTLLMBackendConfig",
+    "TensorRTLLMConfig",
+]
+
+CALL_THREADS = 128  # that the server has for calls between models, and for answers to clients
 
 
 class _Config(BaseModel):
+    """provides: what the engine can give a router at most (`Capacity.provides`)."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    provides: ClassVar[frozenset[str]] = frozenset()
 
 
 class LlamaCppConfig(_Config):
     """llama.cpp, through llama-cpp-python."""
+
+    provides = frozenset({"logits", "hidden_states", "embeddings", "token_bytes", "sampling"})
 
     type: Literal["llama_cpp"]
     weights: str = Field(description="a name of `tokenrouter models list`, or the path of a .gguf file")
@@ -94,6 +109,8 @@ class TensorRTLLMBackendConfig(_Config):
     own are given in `parameters`.
     """
 
+    provides = frozenset({"logits", "sampling"})  # with return_logits
+
     type: Literal["tensorrtllm"]
     engine_dir: str = Field(description="folder of the engine that trtllm-build made")
     checkpoint: str | None = Field(
@@ -126,9 +143,9 @@ class TensorRTLLMBackendConfig(_Config):
     calls_at_once: int = Field(
         32,
         ge=1,
-        le=128,
-        description="requests of one step under way together; all models share the 128 threads that"
-        " the server has for such calls",
+        le=CALL_THREADS,
+        description=f"requests of one step under way together; all models share the {CALL_THREADS} threads that"
+        " the server has for such calls, and some must be left for others",
     )
     max_tokens: PositiveInt | None = Field(None, description="tokens in the paged KV; null = by the fraction")
     kv_cache_free_gpu_mem_fraction: float | None = Field(
@@ -192,6 +209,8 @@ class TensorRTLLMBackendConfig(_Config):
 
 class TensorRTLLMConfig(_Config):
     """TensorRT-LLM's PyTorch flow, through its Python LLM API: in the official Triton image, on NVIDIA GPUs."""
+
+    provides = frozenset({"logits", "sampling"})
 
     type: Literal["tensorrt_llm"]
     weights: str = Field(description="a Hugging Face model: its folder, or its name, to be downloaded")

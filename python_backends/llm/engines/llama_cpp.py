@@ -16,7 +16,7 @@ from python_backends.llm.engines.config import LlamaCppConfig
 from python_backends.llm.engines.embedding_rows import EmbeddingRows
 from python_backends.llm.engines.llama_calls import Call, Piece, deterministic_calls, mixed_calls
 from python_backends.llm.engines.llama_context import LlamaContext
-from python_backends.llm.engines.step_check import check_step
+from python_backends.llm.engines.step_check import check_open, check_step
 
 __all__ = ["LlamaCppEngine"]
 
@@ -62,9 +62,7 @@ class LlamaCppEngine(Engine):
             prefill_chunk=config.prefill_chunk,
             vocab_size=self._context.vocab_size,
             eos_token_ids=self._context.eos_token_ids,
-            provides=frozenset(
-                {"logits", "embeddings", "token_bytes", "sampling"} | ({"hidden_states"} if hidden_states else set())
-            ),
+            provides=config.provides if hidden_states else config.provides - {"hidden_states"},
             hidden_size=self._context.hidden_size if hidden_states else None,
             kv_tokens=config.kv_tokens,
         )
@@ -73,10 +71,7 @@ class LlamaCppEngine(Engine):
         return self._capacity
 
     def open(self, session: SessionOpen) -> None:
-        if session.session in self._sequences:
-            raise ValueError(f"session {session.session} is open already")
-        if not self._free_slots:
-            raise EngineError(f"max_sessions = {self._capacity.max_sessions} sessions are held already")
+        check_open(session, self._sequences, self._capacity)
         self._sequences[session.session] = _Sequence(self._free_slots.pop(), session.prompt_tokens - 1)
 
     def step(self, batch: Sequence[SessionStep]) -> EngineOutput:

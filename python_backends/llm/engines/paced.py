@@ -14,13 +14,13 @@ from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 from python_backends.llm.contract import SessionOpen, SessionStep
-from python_backends.llm.engines.base import Capacity, Engine, EngineError, EngineOutput
+from python_backends.llm.engines.base import Capacity, Engine, EngineOutput
 from python_backends.llm.engines.config import PacedConfig
-from python_backends.llm.engines.step_check import check_step
+from python_backends.llm.engines.step_check import check_open, check_step
 
-__all__ = ["EOS_TOKEN_ID", "PacedEngine", "PrefixHash", "next_token"]
+__all__ = ["PacedEngine", "PrefixHash", "next_token"]
 
-EOS_TOKEN_ID = 0
+_EOS_TOKEN_ID = 0
 
 _MASK = (1 << 64) - 1
 _OVERSLEEP_S = 0.0003  # a sleep may end this much late
@@ -55,11 +55,11 @@ class PrefixHash:
             self._hashes.append(h)
 
     def next_token(self, vocab_size: int, eos_every: int) -> int:
-        """The token after the sequence: EOS_TOKEN_ID about once in `eos_every` (0 = never), else one of
+        """The token after the sequence: _EOS_TOKEN_ID about once in `eos_every` (0 = never), else one of
         1 to vocab_size - 1."""
         h = self._hashes[-1]
         if eos_every and (h >> 40) % eos_every == 0:
-            return EOS_TOKEN_ID
+            return _EOS_TOKEN_ID
         return 1 + (h & 0xFFFFFFFFFF) % (vocab_size - 1)
 
 
@@ -84,8 +84,8 @@ class PacedEngine(Engine):
             context_tokens=config.context_tokens,
             prefill_chunk=config.prefill_chunk,
             vocab_size=config.vocab_size,
-            eos_token_ids=(EOS_TOKEN_ID,),
-            provides=frozenset(),
+            eos_token_ids=(_EOS_TOKEN_ID,),
+            provides=config.provides,
             kv_tokens=config.kv_tokens,
         )
 
@@ -93,10 +93,7 @@ class PacedEngine(Engine):
         return self._capacity
 
     def open(self, session: SessionOpen) -> None:
-        if session.session in self._sessions:
-            raise ValueError(f"session {session.session} is open already")
-        if len(self._sessions) >= self._capacity.max_sessions:
-            raise EngineError(f"max_sessions = {self._capacity.max_sessions} sessions are held already")
+        check_open(session, self._sessions, self._capacity)
         self._sessions[session.session] = PrefixHash(self._model)
 
     def step(self, batch: Sequence[SessionStep]) -> EngineOutput:

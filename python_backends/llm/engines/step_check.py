@@ -1,12 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every engine checks of one session's part of a step, before it touches the session's KV."""
+"""What every engine checks of a new session, and of one session's part of a step, before it touches any KV."""
 
 from __future__ import annotations
 
-from python_backends.llm.contract import SessionStep
-from python_backends.llm.engines.base import Capacity
+from collections.abc import Collection
 
-__all__ = ["check_step"]
+from python_backends.llm.contract import SessionOpen, SessionStep
+from python_backends.llm.engines.base import Capacity, EngineError
+
+__all__ = ["check_open", "check_step"]
+
+
+def check_open(opened: SessionOpen, held: Collection[int], capacity: Capacity) -> None:
+    """held: the sessions open now. Raises as `Engine.open`."""
+    if opened.session in held:
+        raise ValueError(f"session {opened.session} is open already")
+    if len(held) >= capacity.max_sessions:
+        raise EngineError(f"max_sessions = {capacity.max_sessions} sessions are held already")
 
 
 def check_step(step: SessionStep, held_tokens: int, capacity: Capacity) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from python_backends.llm.engines.checkpoint_says import checkpoint_says
 from python_backends.llm.engines.config import TensorRTLLMBackendConfig
 
 __all__ = ["StockFacts", "engine_mismatches", "stock_facts"]
@@ -34,17 +35,18 @@ def stock_facts(config: TensorRTLLMBackendConfig) -> StockFacts:
     folder = None if config.checkpoint is None else Path(config.checkpoint)
     model = {} if folder is None else _read(folder / "config.json")
     generation = {} if folder is None else _read(folder / "generation_config.json")
+    says = checkpoint_says(model, generation)
     pretrained, build = _section(engine, "pretrained_config"), _section(engine, "build_config")
-    vocab_size = _first(config.vocab_size, pretrained.get("vocab_size"), model.get("vocab_size"))
-    context = _first(config.context_tokens, build.get("max_seq_len"), model.get("max_position_embeddings"))
-    ends = _first(config.eos_token_ids, generation.get("eos_token_id"), model.get("eos_token_id"))
+    vocab_size = _first(config.vocab_size, pretrained.get("vocab_size"), says.vocab_size)
+    context = _first(config.context_tokens, build.get("max_seq_len"), says.context_tokens)
+    ends = _first(config.eos_token_ids, says.eos_token_ids)
     found = {"vocab_size": vocab_size, "context_tokens": context, "eos_token_ids": ends}
     if missing := [name for name, value in found.items() if value is None]:
         raise ValueError(
             f"{missing[0]}: is not given, and neither {config.engine_dir}/config.json nor a checkpoint says it;"
             " give it, or the checkpoint's folder"
         )
-    return StockFacts(int(vocab_size), int(context), tuple(ends) if isinstance(ends, list) else (int(ends),))
+    return StockFacts(int(vocab_size), int(context), tuple(ends))
 
 
 def engine_mismatches(config: TensorRTLLMBackendConfig) -> Iterator[tuple[str, str, str]]:

@@ -58,8 +58,8 @@ class AutoBatching:
             await self._solver.close()
 
     def status(self) -> dict[str, Any]:
-        """See `ThresholdController.status`. profile: the traffic as last seen. error:
-        why the last question got no answer; None = it did."""
+        """See `ThresholdController.status`. profile: the traffic as last seen. error: why the last question got no
+        answer; None = it did, or there is none to ask any more."""
         profile = None if self._profile is None else self._profile.model_dump(mode="json")
         return self.controller.status() | {"profile": profile, "error": self._failure}
 
@@ -83,6 +83,7 @@ class AutoBatching:
         profile = self._profile = self._traffic.profile(self._largest)
         question = None if profile is None else self.controller.question(profile)
         if question is None:
+            self._failure = None
             return
         began = time.monotonic()
         try:

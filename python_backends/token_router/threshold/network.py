@@ -114,7 +114,7 @@ class Network:
     phase_distance: float
 
     @classmethod
-    def of(cls, profile: Profile, live: int, delta_ms: float, most_phases: int = MAX_PHASES) -> Network:
+    def of(cls, profile: Profile, live: int, delta_ms: float) -> Network:
         """Raises ValueError when live or delta_ms is out of range, or there are too many models."""
         if live < 1:
             raise ValueError(f"live: {live} must be 1 or more")
@@ -124,7 +124,7 @@ class Network:
         if models > MAX_MODELS:
             raise ValueError(f"models: {models} of them; the Markov model takes at most {MAX_MODELS}")
         phases = [
-            fit_phases(lengths, most=most_phases) if lengths is not None else Phases((1 - profile.p[i][i],), 0.0)
+            fit_phases(lengths) if lengths is not None else Phases((1 - profile.p[i][i],), 0.0)
             for i, lengths in enumerate(profile.run_lengths or [None] * models)
         ]
         sizes = [len(x.hazards) for x in phases]

@@ -3,16 +3,19 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
 
-__all__ = ["RoutingRow", "RunLengths"]
+__all__ = ["RoutingRow", "RunLengths", "length_distribution"]
 
 _SLOW, _FAST = 1000.0, 60.0  # outcomes remembered
 _LARGEST_WEIGHT = 1e100
 _AFTER_CHANGE = 0.25  # of the short memory is what the long one begins with
 _CHANGED = 4.0  # standard errors between the two memories: the traffic is another now
 _LONGEST = 24  # steps of a run that are told apart; the rest are as the last
-_TAIL = 64  # the longest run of a distribution
+_CUT = 7  # times the mean of a geometric tail: a thousandth of it is longer
+_MOST_ENTRIES = 2048  # of a distribution
 _HAZARD_MEMORY = 500.0
 _PRIOR = 10.0  # outcomes: the weight of the mean rate in the rate at each step of a run
 # A run is the paper's geometric one unless it deviates by more than chance, and by enough to matter for B: a
@@ -130,29 +133,60 @@ class RunLengths:
         self._steps = [0.0] * _LONGEST
         self._left = [0.0] * _LONGEST
 
-    def distribution(self) -> list[float] | None:
-        """Entry n - 1 = probability of a run of n steps; None = geometric, as far as can be told."""
+    def distribution(self, mean: float) -> list[float] | None:
+        """Entry n - 1 = probability of a run of n steps; None = geometric, as far as can be told, or too long for
+        `length_distribution`.
+
+        mean: of the runs, as `RoutingRow` has it: the steps for each time that a request left. The first steps of a
+        run, as few as tell it from a geometric one, have the rates that were seen here; rates of later ones are too
+        noisy to be worth a phase each.
+        """
         steps, left = sum(self._steps), sum(self._left)
         if not 0 < left < steps:
             return None
-        mean = left / steps
-        told = [(s, x / s) for s, x in zip(self._steps, self._left, strict=True) if s >= 2 * _PRIOR]
-        if len(told) < 2:
+        rates = [(x + _PRIOR * left / steps) / (s + _PRIOR) for s, x in zip(self._steps, self._left, strict=True)]
+        chances = length_distribution(rates[: self._told_apart()], mean)
+        if chances is None:
             return None
-        chi2 = sum(s * (rate - mean) ** 2 / (mean * (1 - mean)) for s, rate in told)
-        freedom = len(told) - 1
-        if chi2 < freedom + _BY_CHANCE * math.sqrt(2 * freedom):
-            return None
-        chances = self._from_rates(mean)
-        apart = sum(abs(x - mean * (1 - mean) ** n) for n, x in enumerate(chances)) / 2
+        apart = sum(abs(x - (1 - 1 / mean) ** n / mean) for n, x in enumerate(chances)) / 2
         return chances if apart > _MATTERS else None
 
-    def _from_rates(self, mean: float) -> list[float]:
-        rates = [(x + _PRIOR * mean) / (s + _PRIOR) for s, x in zip(self._steps, self._left, strict=True)]
-        longest = max(n for n, s in enumerate(self._steps) if s > 0)
-        chances: list[float] = []
-        staying = 1.0
-        while len(chances) < _TAIL - 1 and staying > 1e-3:
-            chances.append(staying * rates[min(len(chances), longest)])
-            staying -= chances[-1]
-        return [*chances, max(0.0, 1 - sum(chances))]
+    def _told_apart(self) -> int:
+        """After how many steps of a run the rate stays what it is, as far as can be told."""
+        pairs = zip(self._steps, self._left, strict=True)
+        seen = list(itertools.takewhile(lambda pair: pair[0] >= 2 * _PRIOR, pairs))
+        return next((n for n in range(len(seen)) if _of_one_rate(seen[n:])), len(seen))
+
+
+def length_distribution(rates: Sequence[float], mean: float) -> list[float] | None:
+    """Run lengths with this mean (1 or more, exact) of which a share of rates[n - 1] (below 1) end at the n-th step;
+    after these steps they are geometric, with what the mean leaves for them. Entry n - 1 = probability of n steps.
+
+    None = with more than 2048 entries; hardly anyone is away from that model.
+    """
+    chances: list[float] = []
+    reach, more = 1.0, mean  # who is still there; their steps on average, the next one included
+    for rate in rates:
+        after = (more - 1) / (1 - rate)
+        if after < 1:  # no whole step is left for those who stay: fewer do, for one step
+            return [*chances, reach * (2 - more), reach * (more - 1)]
+        chances.append(reach * rate)
+        reach, more = reach * (1 - rate), after
+    entries = math.ceil(_CUT * more)
+    if len(chances) + entries > _MOST_ENTRIES:
+        return None
+    rate = 1 / more
+    for _ in range(3):  # the last entry stands for all longer runs, which the others make up for
+        rate = (1 - (1 - rate) ** entries) / more
+    tail = [reach * rate * (1 - rate) ** n for n in range(entries - 1)]
+    return [*chances, *tail, max(0.0, reach - sum(tail))]
+
+
+def _of_one_rate(seen: Sequence[tuple[float, float]]) -> bool:
+    """Whether chance explains how the rates differ. seen: for each step, how often it was made, and as the last."""
+    mean = sum(x for _, x in seen) / sum(s for s, _ in seen)
+    if not 0 < mean < 1:
+        return True
+    chi2 = sum(s * (x / s - mean) ** 2 for s, x in seen) / (mean * (1 - mean))
+    freedom = len(seen) - 1
+    return chi2 <= freedom + _BY_CHANCE * math.sqrt(2 * freedom)

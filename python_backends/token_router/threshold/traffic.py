@@ -119,7 +119,7 @@ class Traffic:
             return None
         fits = [fit for times in self._times if (fit := times.fit(largest)) is not None]
         p = [row.p() for row in self._rows]
-        lengths = [runs.distribution() if p[i][i] < 1 else None for i, runs in enumerate(self._runs)]
+        lengths = [runs.distribution(1 / (1 - p[i][i])) if p[i][i] < 1 else None for i, runs in enumerate(self._runs)]
         slowdown = [[1.0] * len(p) for _ in p]
         for i, fit in enumerate(fits):
             for j, factor in zip(self._others[i], fit.slowdown, strict=True):

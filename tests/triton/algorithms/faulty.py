@@ -26,10 +26,10 @@ class FaultyEntry(BaseRouter[FaultyParams]):
     needs_logits = False
 
     def route(self, result: StepResult) -> torch.Tensor:
-        for position, params in zip(result.positions.tolist(), result.params, strict=True):
+        for position, params in zip(result.places, result.params, strict=True):
             if params.raise_at and position == params.raise_at:
                 raise ArithmeticError(f"told to fail at {position}")
-        return (result.positions == result.param("delegate_at")).long()
+        return (result.next_token_ids.new_tensor(result.places) == result.param("delegate_at")).long()
 
     def send(self, req: RoutedRequest) -> PeerReq:
         return send_without_last(req)

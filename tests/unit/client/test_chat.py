@@ -98,6 +98,20 @@ def test_a_refused_question_is_no_part_of_the_conversation(
     assert sent_messages(fake) == [[("user", "one")], [("user", "two")]]
 
 
+@pytest.mark.parametrize(("router", "temperatures"), [("rstitch", []), ("me", [1.0]), ("only_there:ROUTER", [])])
+def test_a_router_that_must_sample_gets_no_greedy_question(
+    triton: tuple[FakeTriton, TokenRouterClient],
+    monkeypatch: pytest.MonkeyPatch,
+    router: str,
+    temperatures: list[float],
+) -> None:
+    fake, client = triton
+    fake.runtime = json.dumps({**json.loads(fake.runtime), "router": {"name": router}})
+    talk(["one"], client, monkeypatch)
+    inputs = {i.name: i.contents for i in fake.requests[0].inputs}
+    assert [v for name, c in inputs.items() if name == "temperature" for v in c.fp32_contents] == temperatures
+
+
 def test_commands(triton: tuple[FakeTriton, TokenRouterClient], monkeypatch: pytest.MonkeyPatch) -> None:
     fake, client = triton
     shown = talk(["/help", "/nonsense", "/stats"], client, monkeypatch)

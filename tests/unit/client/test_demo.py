@@ -7,18 +7,21 @@ import json
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import grpc  # type: ignore[import-untyped]
 import pytest
 import typer
+import yaml
 
+from routers import RouterConfig
 from tests.unit.client.fake_triton import FakeTriton
 from tools import own_server as module
 from tools.client import TokenRouterClient
 from tools.demo import demo
-from tools.deployment import Deployment
+from tools.deployment import Deployment, load_deployment
 from tools.errors import UserError
 
 
@@ -69,6 +72,18 @@ def test_no_compare_asks_once(stage: tuple[FakeTriton, SimpleNamespace]) -> None
     fake, _ = stage
     demo("smollm2", compare=False)
     assert overrides(fake) == [None]
+
+
+def test_a_router_that_must_sample_gets_no_greedy_question(
+    stage: tuple[FakeTriton, SimpleNamespace], tmp_path: Path
+) -> None:
+    fake, _ = stage
+    for router, temperatures in {"me": [1.0], "rstitch": []}.items():
+        given = load_deployment("smollm2").model_copy(update={"router": RouterConfig(name=router)})
+        (tmp_path / "d.yaml").write_text(yaml.safe_dump(given.model_dump(mode="json")))
+        demo(tmp_path / "d.yaml", compare=False)
+        sent = {i.name: i.contents for i in fake.requests.pop().inputs}
+        assert [v for name, c in sent.items() if name == "temperature" for v in c.fp32_contents] == temperatures
 
 
 def test_ctrl_c_stops_the_server(stage: tuple[FakeTriton, SimpleNamespace], monkeypatch: pytest.MonkeyPatch) -> None:

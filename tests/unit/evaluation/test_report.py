@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.evaluation.made import answered
+from tools.errors import UserError
 from tools.evaluation.query_level import QueryPoint
 from tools.evaluation.report import LLM_ONLY, RANDOM, SLM_ONLY, SweepResult, markdown, write_report
 from tools.evaluation.summary import PointResult
@@ -58,3 +59,9 @@ def test_everything_is_written(result: SweepResult, tmp_path: Path) -> None:
 def test_one_point_has_no_picture(result: SweepResult, tmp_path: Path) -> None:
     write_report(result.model_copy(update={"points": result.points[:1]}), tmp_path)
     assert not (tmp_path / "frontier.png").exists()
+
+
+def test_a_picture_that_cannot_be_written_names_the_flag(result: SweepResult, tmp_path: Path) -> None:
+    (tmp_path / "frontier.png").mkdir()
+    with pytest.raises(UserError, match=r"^--output: .*frontier\.png: can't be written: Is a directory"):
+        write_report(result, tmp_path)

@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
+from python_backends.llm.catalog import locate_tokenizer
 from routers import Algorithm, OneTokenRouter, RouterConfig, RouterParams
 from tests.unit.routers.trained import network, write
 from tools.deployment import Deployment, load_deployment
@@ -44,6 +48,13 @@ def test_models_that_a_sweep_cannot_compare(count: int, message: str, tmp_path: 
     assert not (tmp_path / "out").exists()
 
 
+def test_a_missing_matplotlib_is_told_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(UserError, match=r"^eval sweep: needs matplotlib, which isn't installed .*'\.\[eval\]'"):
+        sweep(SweepSpec(), _models(2), tmp_path / "out", CONSOLE)
+    assert not (tmp_path / "out").exists()
+
+
 def _file(bench: Bench, name: str, weights: str) -> None:
     bench.file(Point("p", "p", RouterConfig(name=name, params={"weights": weights})))
 
@@ -67,6 +78,73 @@ def test_answers_of_an_engine_with_other_threads_are_not_mixed(tmp_path: Path) -
     two = one.model_copy(update={"models": [one.models[0].model_copy(update={"engine": engine}), *one.models[1:]]})
     with pytest.raises(UserError, match=r"holds answers with models = .*'threads': 1.*, now it is .*'threads': 2"):
         Bench(SweepSpec(), two, tmp_path, CONSOLE).file(point)
+
+
+LLAMA = {"type": "llama_cpp", "weights": "x.gguf"}
+STOCK = {"type": "tensorrtllm", "engine_dir": "/engines/a", "vocab_size": 9}
+PYTORCH = {"type": "tensorrt_llm", "weights": "/models/a"}
+
+
+@pytest.mark.parametrize(
+    ("engine", "change", "matters"),
+    [
+        (LLAMA, {"prefill_chunk": 256}, True),
+        (LLAMA, {"max_sessions": 4, "context_tokens": 512}, False),
+        (STOCK, {"engine_dir": "/engines/b"}, True),
+        (STOCK, {"checkpoint": "/models/b"}, True),
+        (STOCK, {"logits_dtype": "fp16"}, True),
+        (STOCK, {"max_tokens": 9000, "kv_cache_free_gpu_mem_fraction": 0.5, "max_queue_size": 3}, False),
+        (PYTORCH, {"dtype": "float16"}, True),
+        (PYTORCH, {"kv_cache_dtype": "fp8"}, True),
+        (PYTORCH, {"tensor_parallel": 2}, True),
+        (PYTORCH, {"host_cache_bytes": 9, "free_memory_fraction": 0.5}, False),
+        ({"type": "paced"}, {"step_ms": 1.0}, False),
+        ({"type": "paced"}, {"eos_every": 9}, True),
+    ],
+)
+def test_what_of_an_engine_its_answers_depend_on(
+    engine: dict[str, Any], change: dict[str, Any], matters: bool, tmp_path: Path
+) -> None:
+    point = Point("p", "p", RouterConfig(name="single"))
+    one, other = [
+        Deployment.model_validate({"tokenizer": "smollm2", "models": [{"name": "m", "engine": {**engine, **more}}]})
+        for more in ({}, change)
+    ]
+    Bench(SweepSpec(), one, tmp_path, CONSOLE).file(point)
+    with pytest.raises(UserError, match="holds answers with models = ") if matters else nullcontext():
+        Bench(SweepSpec(), other, tmp_path, CONSOLE).file(point)
+
+
+def test_answers_to_prompts_of_another_tokenizer_are_not_mixed(tmp_path: Path) -> None:
+    point, one = Point("p", "p", RouterConfig(name="single")), load_deployment("smollm2")
+    Bench(SweepSpec(), one, tmp_path / "out", CONSOLE).file(point)
+    copy = tmp_path / "mine"
+    copy.symlink_to(locate_tokenizer("smollm2"))
+    other = one.model_copy(update={"tokenizer": str(copy)})
+    with pytest.raises(UserError, match="holds answers with tokenizer = 'smollm2', now it is 'mine'"):
+        Bench(SweepSpec(), other, tmp_path / "out", CONSOLE).file(point)
+
+
+@pytest.mark.parametrize(
+    ("routers", "both", "name"),
+    [
+        ([{"name": "random", "label": "小"}, {"name": "rstitch", "label": "大"}], "'小' and '大'", "-.jsonl"),
+        ([{"name": "random", "label": "SLM only"}], "'SLM only' and 'SLM only'", "SLM-only.jsonl"),
+        (
+            [
+                {"name": "rstitch", "label": "x tau=0.1"},
+                {"name": "rstitch", "label": "x", "sweep": {"tau": [0.05, 0.1]}},
+            ],
+            "'x tau=0.1' and 'x tau=0.1'",
+            "x-tau=0.1.jsonl",
+        ),
+    ],
+)
+def test_two_points_have_two_files(routers: list[dict[str, Any]], both: str, name: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as error:
+        sweep(SweepSpec.model_validate({"routers": routers}), _models(2), tmp_path / "out", CONSOLE)
+    assert str(error.value).startswith(f"routers: {both} would both have their answers in {name}; ")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_trained_routers_file_must_be_there_and_anothers_weights_are_its_own(tmp_path: Path) -> None:

@@ -60,6 +60,7 @@ class Fake:
     shut_down: int = 0
     aborted: int = 0
     refuse: set[int] = field(default_factory=set)
+    refuse_at_once: set[int] = field(default_factory=set)
     break_at: set[int] = field(default_factory=set)
     load_error: Exception | None = None
     processes_logits: bool = True
@@ -312,6 +313,8 @@ def _public(fake: Fake) -> dict[str, Any]:
             assert len(tokens) + sampling_params.max_tokens <= (self.args.max_seq_len or 0)
             assert self.args.tensor_parallel_size == 1 or sampling_params.logits_processor is None
             assert not sampling_params.return_generation_logits or self.args.gather_generation_logits
+            if tokens[-1] in fake.refuse_at_once:
+                raise RequestError(f"token {tokens[-1]} isn't taken")
             sent = SimpleNamespace(tokens=tokens, params=sampling_params, retention=kv_cache_retention_config)
             fake.sent.append(sent)
             return RequestOutput(sent)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -58,10 +59,9 @@ def test_what_route_is_given() -> None:
     seed = SamplingParams(seed=77)
     rig.call(SessionStep(5, 0, [0, 3]), opens={5: {"sampling": seed, "router_params": {"leave_at": 4}}})
     (seen,) = rig.router.seen
-    assert (list(seen.rids), seen.positions.tolist(), seen.next_token_ids.tolist()) == ([5], [2], [4])
-    assert seen.next_token_ids.dtype == seen.positions.dtype == torch.int64
-    assert seen.uniforms.dtype == torch.float64
-    assert seen.uniforms.tolist() == [uniform(77, 2, routing_stream(0))]
+    assert (list(seen.rids), list(seen.places), seen.next_token_ids.tolist()) == ([5], [2], [4])
+    assert seen.next_token_ids.dtype == torch.int64
+    assert seen.draw(0) == uniform(77, 2, routing_stream(0))
     assert seen.params[0].leave_at == 4
     assert seen.logits.shape == (1, 16)
     assert (list(seen.sequences[0]), seen.prompt_tokens) == ([0, 3], [2])
@@ -212,7 +212,7 @@ def test_free_comes_first_and_hello_frees_everything() -> None:
     assert response.stats.sessions == response.stats.kv_tokens == 0
     assert response.facts is not None
     assert (response.facts.name, response.facts.engine, response.facts.eos_token_ids) == ("slm", "fake", (EOS,))
-    assert response.facts.samples and response.facts.pid > 0
+    assert response.facts.samples and response.facts.pid == os.getpid()
     assert rig.runner.execute(StepRequest()).facts is None
 
 
@@ -240,6 +240,9 @@ def test_a_router_that_needs_what_the_engine_lacks_is_refused() -> None:
     with pytest.raises(ValueError, match=r"RStitchSLM needs logits.*paced.*llama_cpp"):
         LLMRunner("slm", 0, paced, config.router(0, ("slm", "llm")), config)
     needy = type("Needy", (FakeRouter,), {"needs_hidden_states": True})(FakeParams(), ("slm", "llm"), 0)
+    glimp = RouterConfig(name="glimp")
+    with pytest.raises(ValueError, match="GlimpLLM needs token_bytes, which the engine in use"):
+        check_compatible(glimp.router(1, ("slm", "llm")), FakeEngine().capacity())
     with pytest.raises(ValueError, match="Needy needs hidden_states"):
         check_compatible(needy, FakeEngine().capacity())
     check_compatible(needy, FakeEngine(("logits", "hidden_states")).capacity())

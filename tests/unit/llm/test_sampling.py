@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from python_backends.llm.contract import SamplingParams
-from python_backends.llm.sampling import SamplingRow, is_greedy, routing_stream, sample, uniform
+from python_backends.llm.sampling import SamplingRow, routing_stream, sample, uniform
 
 LOGITS = torch.tensor([2.0, 1.5, 1.0, 0.5, 0.0, -0.5, -1.0, -3.0])
 HOT = SamplingParams(temperature=1.0)
@@ -139,7 +139,7 @@ def test_a_bad_row_fails_alone(params: SamplingParams, bad: float | None) -> Non
 @pytest.mark.parametrize("temperature", [0.0, 1e-30])
 def test_a_vanishing_temperature_is_greedy(temperature: float) -> None:
     params = SamplingParams(temperature=temperature)
-    assert is_greedy(params)
+    assert params.is_greedy
     assert tokens(LOGITS, params, range(5)) == [0] * 5
     assert sample(LOGITS[None], [SamplingRow(replace(params, presence_penalty=0.1), [1], 1)]).token_ids.item() == 0
 

@@ -57,6 +57,16 @@ def test_the_deployment_comes_first_then_the_engine_then_the_checkpoint(tmp_path
     assert stock_facts(given) == StockFacts(100, 200, ())
 
 
+def test_an_empty_list_in_a_file_says_nothing_and_a_text_model_has_a_section(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "model"
+    write(checkpoint / "generation_config.json", {"eos_token_id": []})
+    text = {"vocab_size": 9, "max_position_embeddings": 40}
+    write(checkpoint / "config.json", {"text_config": text, "vocab_size": 8, "eos_token_id": 7})
+    assert stock_facts(config(tmp_path, checkpoint=str(checkpoint))) == StockFacts(9, 40, (7,))
+    write(checkpoint / "config.json", {"text_config": {**text, "eos_token_id": [6, 5]}, "eos_token_id": 7})
+    assert stock_facts(config(tmp_path, checkpoint=str(checkpoint))) == StockFacts(9, 40, (6, 5))
+
+
 def test_what_nothing_says_is_named(tmp_path: Path) -> None:
     write(tmp_path / "engine" / "config.json", BUILD)
     with pytest.raises(ValueError, match=r"^eos_token_ids: is not given, and neither .*/engine/config.json nor"):

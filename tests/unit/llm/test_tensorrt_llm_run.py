@@ -216,6 +216,13 @@ def test_a_request_that_is_refused_fails_alone_and_what_does_not_fit_ends_the_ru
     assert good.token_ids == plain(PROMPTS[2], 5)[4:] and wrong.error is not None and "start: 7" in wrong.error
 
 
+def test_a_request_that_is_refused_at_once_fails_alone(fake: Fake, tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    fake.refuse_at_once = {PROMPTS[3][-1]}
+    refused, good = rig.start({3: {}, 2: {}}, max_steps=4)
+    assert refused.error == "token 20 isn't taken" and good.token_ids == plain(PROMPTS[2], 4)
+
+
 def test_a_run_that_breaks_fails_its_sessions_and_calls_nothing_afterwards(fake: Fake, tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     fake.break_at = {token(2, 1)}

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -13,7 +15,10 @@ import grpc
 import pytest
 
 from perf.runtime import clients
-from perf.runtime.clients import ClientSpec, PhaseResult, PhaseSpec, drive
+from perf.runtime.clients import ClientResult, ClientSpec, PhaseResult, PhaseSpec, drive
+from perf.runtime.measure import measure
+from python_backends.llm.contract import StepStats
+from python_backends.token_router.step_clock import StepClock
 from tools.client import GenerationError
 
 EVERY_S = 0.05
@@ -98,3 +103,49 @@ def test_the_error_is_of_the_mean_of_the_seconds() -> None:
     assert phase.tokens_per_s == 12
     assert phase.error == pytest.approx(math.sqrt(16 / 3) / 2)
     assert PhaseResult(seconds=1, tokens=[5]).error == 0
+
+
+class FakeServer:
+    """A server with one model, of which every call takes so long beside its engine; a status costs nothing."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.clock = StepClock(lambda: self.now)
+        self.pid, self.grpc_url, self.control = os.getpid(), "", self
+
+    def calls(self, count: int, overhead_ms: float) -> None:
+        for _ in range(count):
+            self.now += (5.0 + overhead_ms) / 1000
+            self.clock.called(StepStats(engine_ms=5.0, compute_ms=5.0, sessions=1, kv_tokens=0, steps=1))
+
+    def stub_pids(self) -> dict[str, int]:
+        return {}
+
+    def status(self) -> SimpleNamespace:
+        return SimpleNamespace(models={"llm": self.clock.summary()})
+
+
+def test_a_rows_step_cost_is_of_its_own_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few calls after many, on one server: the cost is that of the few. The clients may take as long as they are to."""
+    server, timeouts = FakeServer(), []
+
+    def load(*_: object, input: str, timeout: float, **__: object) -> SimpleNamespace:
+        timeouts.append(timeout)
+        server.calls(100, 2.0)
+        result = ClientResult(
+            phases=[PhaseResult(seconds=s.seconds, tokens=[1]) for s in spec_of(input)], cpu_s=0.0, requests=1
+        )
+        return SimpleNamespace(returncode=0, stdout=result.model_dump_json())
+
+    def spec_of(text: str) -> list[PhaseSpec]:
+        return ClientSpec.model_validate_json(text).phases
+
+    monkeypatch.setattr(subprocess, "run", load)
+    server.calls(1500, 0.5)
+    measured = measure(server, 4, 400, p=(0.1, 0.5))  # type: ignore[arg-type]
+    assert measured.models["llm"]["overhead_ms_p50"] == pytest.approx(2.0, rel=0.011)
+    assert measured.models["llm"]["overhead_ms_p95"] == pytest.approx(2.0, rel=0.011)
+    assert timeouts[0] > 2 * 400 + 30
+    server.clock.idle()
+    monkeypatch.setattr(server, "calls", lambda *_: None)
+    assert measure(server, 4, 4).models["llm"]["overhead_ms_p50"] is None  # type: ignore[arg-type]

@@ -21,7 +21,7 @@ from routers import (
     model_to_peer,
     peer_to_model,
 )
-from routers.rstitch import normalized_entropy
+from routers.rstitch import RSTITCH, normalized_entropy
 
 
 def _result(logits: torch.Tensor | None = None, params: Any = None, uniforms: list[float] | None = None) -> StepResult:
@@ -65,6 +65,15 @@ class Sent:
 )
 def test_normalized_entropy(logits: list[float], expected: float) -> None:
     assert normalized_entropy(torch.tensor([logits]))[0].item() == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("vocabulary", [1000, 128_256, 151_936])
+def test_no_preference_at_all_is_not_above_1(vocabulary: int) -> None:
+    """tau = 1 is the SLM alone; sums of so many FP32 terms may come out at 1.00007."""
+    logits = torch.zeros(1, vocabulary)
+    assert normalized_entropy(logits)[0] <= 1
+    router = RSTITCH.router(0, RSTITCH.params(), ["slm", "llm"])
+    assert router.route(_result(logits, params=RSTITCH.params(tau=1.0))).tolist() == [0]
 
 
 @given(st.lists(st.lists(st.floats(-1e4, 1e4, width=32), min_size=5, max_size=5), min_size=1, max_size=6))

@@ -89,7 +89,7 @@ class Leaves(BaseRouter[RouterParams]):
     """Leaves at every third place."""
 
     def route(self, result: StepResult) -> torch.Tensor:
-        return (result.positions % 3 == 0).long()
+        return (torch.tensor(result.places) % 3 == 0).long()
 
 
 def _algorithm(entry: type[BaseRouter[Any]] = Leaves, peer: type[BaseRouter[Any]] = OneTokenRouter) -> Algorithm:
@@ -230,3 +230,10 @@ def test_scripted_logits_and_hidden_states_are_what_a_router_gets() -> None:
         assert result.next_token_ids.tolist() == [(s[-1] + 1) % 8 for s in result.sequences]
         assert result.hidden_states is not None and result.hidden_states[:, 0].tolist() == list(result.places)
         assert [len(s) for s in result.sequences] == list(result.places)
+
+
+def test_the_token_that_ends_an_answer_makes_no_handoff() -> None:
+    """As the server counts: each model makes a token and hands over, but for the last one."""
+    traces = check_router(_route(lambda _, r: torch.ones(len(r.rids), dtype=torch.int64)), max_tokens=6, requests=3)
+    assert [len(trace.token_ids) for trace in traces] == [6, 6, 1]
+    assert [trace.handoffs for trace in traces] == [5, 5, 0]

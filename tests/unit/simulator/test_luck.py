@@ -8,6 +8,7 @@ import statistics
 
 import pytest
 
+from python_backends.token_router.threshold.profile import Profile, StepLatency
 from tests.unit.simulator.profiles import r2r, run
 from tools.simulator.luck import Luck, estimate
 from tools.simulator.routing import Routing
@@ -42,6 +43,27 @@ def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
         mean, half = estimate([10 + a + rng.gauss(0, 0.5) for (a,) in luck], luck)
         covered += abs(mean - 10) <= half
     assert covered / 400 == pytest.approx(0.95, abs=0.03)
+
+
+def test_more_kinds_of_luck_than_parts_leave_an_interval_that_covers_the_truth() -> None:
+    """With 8 models there are 56 of them and 50 parts; two matter much, the others little."""
+    rng = random.Random(3)
+    covered, halves = 0, []
+    for _ in range(200):
+        luck = [[rng.gauss(0, 10 if k < 2 else 1) for k in range(56)] for _ in range(50)]
+        mean, half = estimate([100 + x[0] - x[1] + 0.1 * x[7] + rng.gauss(0, 1) for x in luck], luck)
+        covered += abs(mean - 100) <= half
+        halves.append(half)
+    assert covered / 200 == pytest.approx(0.95, abs=0.04)
+    assert statistics.mean(halves) < 14 * 2 / 50**0.5 / 3  # of what it is without control variates
+
+
+def test_eight_models_can_be_simulated() -> None:
+    latency = [StepLatency.constant(5.0 + 1.3 * i) for i in range(8)]
+    profile = Profile(models=list("abcdefgh"), p=[[1 / 8] * 8] * 8, c=[[1.0] * 8] * 8, latency=latency)
+    result = run(profile, concurrency=4, warm_up_s=1.0, duration_s=21.0)
+    assert result.throughput == pytest.approx(result.counted, rel=0.02)
+    assert 0 < result.half_width < 0.05 * result.throughput
 
 
 def test_surplus_of_steps_and_of_runs() -> None:

@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from python_backends.token_router.threshold.network import fit_phases
 from python_backends.token_router.threshold.profile import Profile
-from python_backends.token_router.threshold.routing_rates import RoutingRow, RunLengths
+from python_backends.token_router.threshold.routing_rates import RoutingRow, RunLengths, length_distribution
 from python_backends.token_router.threshold.step_times import StepTimes
 from python_backends.token_router.threshold.traffic import Traffic
 
@@ -21,6 +23,10 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+def mean_of(lengths: Sequence[float]) -> float:
+    return sum(n * x for n, x in enumerate(lengths, 1))
 
 
 class World:
@@ -170,22 +176,80 @@ def test_a_request_that_ends_takes_its_run_with_it() -> None:
     lengths = world.profile().run_lengths
     assert lengths is not None
     assert lengths[0] is not None
-    assert lengths[0][1] > 0.9
+    assert lengths[0][0] < 0.02  # nobody leaves at the first step,
+    assert lengths[0][1] > 0.3  # many do at the second
+    assert mean_of(lengths[0]) == pytest.approx(4, abs=0.02)  # and there are four steps for each who does
 
 
 def test_runs_cut_off_by_a_requests_end_do_not_look_short() -> None:
     rng, runs = random.Random(0), RunLengths()
+    steps = left = 0
     for _ in range(3000):
         ends_at = rng.randrange(1, 15)  # the request's end
         for step in range(1, ends_at + 1):
             runs.observe(step, left=step == 10)
+            steps, left = steps + 1, left + (step == 10)
             if step == 10:
                 break
-    lengths = runs.distribution()
+    uncut, as_cut = runs.distribution(10), runs.distribution(steps / left)
+    assert uncut is not None and as_cut is not None
+    assert sum(uncut[:9]) < 0.1 and sum(as_cut[:9]) < 0.1
+    assert uncut[9] > 0.85
+    assert mean_of(as_cut) == pytest.approx(steps / left)
+
+
+def runs_with(rate: Callable[[int], float], runs: int = 1500) -> RunLengths:
+    """What is learnt of so many runs that end at their n-th step with probability rate(n)."""
+    rng, seen = random.Random(1), RunLengths()
+    for _ in range(runs):
+        step = 1
+        while rng.random() >= rate(step):
+            seen.observe(step, left=False)
+            step += 1
+        seen.observe(step, left=True)
+    return seen
+
+
+def test_long_runs_keep_their_mean_and_take_few_phases() -> None:
+    """6 % leave at each of the first two steps, then 1.5 %: runs of 60.8 steps, some of hundreds."""
+    lengths = runs_with(lambda n: 0.06 if n <= 2 else 0.015).distribution(60.8)
     assert lengths is not None
-    assert sum(lengths[:9]) < 0.1
-    assert lengths[9] > 0.85
-    assert sum(lengths) == pytest.approx(1.0)
+    assert mean_of(lengths) == pytest.approx(60.8, rel=1e-6)
+    assert lengths[:2] == pytest.approx([0.06, 0.056], abs=0.02)
+    phases = fit_phases(lengths)
+    assert len(phases.hazards) <= 3
+    assert phases.hazards[-1] == pytest.approx(0.015, rel=0.03)
+
+
+@pytest.mark.parametrize("mean", [1.0, 1.2, 1.5, 3.4, 3.5, 3.7, 8.0])
+def test_whatever_the_rates_the_mean_is_the_one_given(mean: float) -> None:
+    """Rates of runs of 1 to 6 steps, each as often: a mean of 3.5."""
+    lengths = length_distribution([1 / (7 - n) for n in range(1, 6)], mean)
+    assert lengths is not None
+    assert mean_of(lengths) == pytest.approx(mean, rel=1e-6)
+    assert sum(lengths) == pytest.approx(1) and min(lengths) >= 0
+    if mean > 3:
+        assert lengths[:4] == pytest.approx([1 / 6] * 4)
+
+
+def test_runs_of_thousands_of_steps_are_left_to_the_paper() -> None:
+    runs = runs_with(lambda n: 0.5 if n == 1 else 0.02)
+    assert runs.distribution(25) is not None
+    assert runs.distribution(1e6) is None
+
+
+def test_the_profiles_run_lengths_have_the_mean_of_its_matrix() -> None:
+    world = World()
+    for n in range(600):
+        for _ in range(1 if n % 2 else 80):
+            world.call(0, 6.0)
+            world.traffic.stayed(0, 7)
+        world.traffic.left(0, 7, 1, 0)
+        world.call(1, 27.9)
+        world.traffic.left(1, 7, 0, 1)
+    profile = world.profile()
+    assert profile.run_lengths is not None and profile.run_lengths[0] is not None
+    assert mean_of(profile.run_lengths[0]) == pytest.approx(1 / profile.p[0][1], rel=1e-6)
 
 
 def test_geometric_runs_are_left_to_the_paper() -> None:
@@ -196,7 +260,7 @@ def test_geometric_runs_are_left_to_the_paper() -> None:
             runs.observe(step, left=False)
             step += 1
         runs.observe(step, left=True)
-    assert runs.distribution() is None
+    assert runs.distribution(1 / 0.3) is None
 
 
 def test_step_times_are_told_apart() -> None:

@@ -36,7 +36,7 @@ class FarTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[
         self.answers_late_s = 0.0
         self.has_model = True
         self.backend = "llm"
-        self.told: dict[str, Any] = {"models": ["slm", "llm"], "index": 1, "router": {"name": "random"}}
+        self.told: dict[str, Any] = {"models": ["slm", "llm"], "index": 1, "router": {"name": "random", "params": {}}}
         self._server = grpc.server(ThreadPoolExecutor(8), options=[("grpc.so_reuseport", 0)])
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self, self._server)
         self.port = self._server.add_insecure_port(f"127.0.0.1:{port}")
@@ -61,6 +61,7 @@ class FarTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[
         return service_pb2.RepositoryModelLoadResponse()
 
     def ModelConfig(self, request: Any, context: grpc.ServicerContext) -> Any:
+        time.sleep(self.answers_late_s)
         reply = service_pb2.ModelConfigResponse()
         reply.config.backend = self.backend
         for key, value in self.told.items():

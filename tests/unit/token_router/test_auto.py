@@ -7,6 +7,7 @@ import asyncio
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ import pytest
 from python_backends.llm.contract import StepRequest, StepResponse
 from python_backends.token_router.config import RuntimeConfig
 from python_backends.token_router.runtime import Runtime
-from python_backends.token_router.threshold.controller import Answer, Question
+from python_backends.token_router.threshold.auto import AutoBatching
+from python_backends.token_router.threshold.controller import Answer, Question, ThresholdController
 from python_backends.token_router.threshold.forms import r2r
 from python_backends.token_router.threshold.profile import Profile, StepLatency
 from python_backends.token_router.threshold.solve import solve
@@ -26,6 +28,9 @@ from tools.simulator.config import SimulationConfig
 from tools.simulator.engine import Simulation
 
 STEPS_MS = (6.0, 27.9)
+PROFILE = Profile(
+    models=["slm", "llm"], p=r2r(0.5).p, c=r2r(0.5).c, latency=[StepLatency.constant(ms) for ms in STEPS_MS]
+)
 BEST = {p: solve(Profile(
     models=["slm", "llm"], p=r2r(p).p, c=r2r(p).c, latency=[StepLatency.constant(ms) for ms in STEPS_MS],
 ), 4).best for p in (0.1, 0.5)}  # fmt: skip
@@ -118,6 +123,25 @@ def test_an_n_that_is_new_has_b_1() -> None:
             await asyncio.sleep(2)
             assert served.thresholds() != (1, 1)
             served.stop()
+
+    run(main())
+
+
+def test_an_error_is_over_when_there_is_nothing_to_ask_any_more() -> None:
+    async def main() -> None:
+        solver, controller = HereSolver(), ThresholdController(2)
+        solver.trouble = SolverFailed("it has died")
+        controller.at(4)
+        traffic = SimpleNamespace(calls=[1], profile=lambda _: PROFILE)
+        auto = AutoBatching(traffic, controller, solver, 8, lambda: None)  # type: ignore[arg-type]
+        running = asyncio.create_task(auto.run())
+        await asyncio.sleep(0.5)
+        assert auto.status()["error"] == "it has died"
+        traffic.calls, traffic.profile = [2], lambda _: None
+        await asyncio.sleep(2)
+        assert auto.status()["error"] is None
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
 
     run(main())
 

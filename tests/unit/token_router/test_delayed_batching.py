@@ -91,6 +91,22 @@ def test_a_first_token_and_a_prefill_never_wait(urgent: Session) -> None:
     assert not queue.releases(10)
 
 
+def test_who_was_taken_in_vain_waits_on_in_its_place() -> None:
+    clock = Clock()
+    queue = DelayedBatchingQueue(clock, max_wait_s=0.5)
+    first, second, ended, late = (_session() for _ in range(4))
+    for session in (first, ended, second):
+        queue.put(session)
+    assert queue.take(100) == [first, ended, second]
+    clock.now = 0.4
+    queue.put(late)
+    queue.put_back([first, second])
+    assert queue.waiting() == [first, second, late] and queue.due() == 0.5
+    assert queue.releases(3) and not queue.releases(4)
+    queue.discard(first)
+    assert queue.due() == 0.5
+
+
 def test_prefills_are_taken_only_as_far_as_they_fit() -> None:
     queue = DelayedBatchingQueue(Clock(), max_wait_s=0.5)
     decoding = _session()

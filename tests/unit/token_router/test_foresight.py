@@ -198,7 +198,7 @@ def test_the_next_call_is_sent_shortly_before_the_present_one_is_over(waiting: i
     rig.launch(SLM, 2)
     at = rig.foresight.sends_ahead_at(SLM)
     assert at == pytest.approx(rig.now + 0.007 - 0.0028, abs=1e-4)
-    assert rig.foresight.sends_ahead(SLM, waiting, follows) == sent
+    assert rig.foresight.sends_ahead(SLM, waiting, follows, at_least=1) == sent
     assert Rig(send_ahead=False).foresight.sends_ahead_at(SLM) is None
 
 
@@ -213,8 +213,18 @@ def test_a_call_does_not_overtake_the_one_sent_just_before() -> None:
 def test_none_is_sent_ahead_while_b_is_not_surely_reached() -> None:
     rig = Rig(run_ahead=1)
     rig.launch(LLM, 3)
-    assert not rig.foresight.sends_ahead(LLM, waiting=2, follows=3)  # they all leave
-    assert rig.foresight.sends_ahead(LLM, waiting=3, follows=3)
+    assert not rig.foresight.sends_ahead(LLM, waiting=2, follows=3, at_least=3)  # they all leave
+    assert rig.foresight.sends_ahead(LLM, waiting=3, follows=3, at_least=3)
+
+
+def test_none_is_sent_ahead_that_cannot_be_made_and_one_that_will_be_is() -> None:
+    rig = Rig(run_ahead=1)
+    rig.launch(SLM, 2)
+    assert rig.foresight.sends_ahead(SLM, waiting=1, follows=2, at_least=3)
+    assert not rig.foresight.sends_ahead(SLM, waiting=0, follows=2, at_least=3)  # not if they all stay
+    rig.foresight.ended(SLM, 1, 0.006, {LLM: 1})
+    rig.launch(LLM, 3)
+    assert rig.foresight.sends_ahead(LLM, waiting=1, follows=3, at_least=1)  # one waits who must not
 
 
 @pytest.mark.parametrize(("apart_s", "sent"), [(-0.002, False), (0.0, True), (0.005, True)])
@@ -224,7 +234,7 @@ def test_nobody_who_is_about_to_come_misses_the_next_call(apart_s: float, sent: 
     rig.launch(LLM, 3)
     rig.now += 0.022 - apart_s
     rig.launch(SLM, 2)
-    assert rig.foresight.sends_ahead(SLM, waiting=0, follows=2) == sent
+    assert rig.foresight.sends_ahead(SLM, waiting=0, follows=2, at_least=1) == sent
 
 
 def test_the_runtime_sends_ahead_and_the_stream_is_the_same() -> None:

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +16,10 @@ from python_backends.token_router.intake import Intake, Served
 from python_backends.token_router.kv_budget import KvPool
 from python_backends.token_router.params import GenerateParams
 from python_backends.token_router.public import INPUTS, REFUSED_INPUTS
+from python_backends.token_router.tokenizer import Tokenizer
 from routers import RouterConfig
+from tools.models.vocabulary import write_tokenizer
+from tools.tiny_models import make_tiny_tokenizer, tiny_vocabulary
 
 SERVED = Served(
     context_tokens=100,
@@ -32,14 +37,21 @@ class ByteTokenizer:
     pieces = tuple(bytes([i]) for i in range(256))
     longest_piece = 2
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, rendered: bool = False) -> list[int]:
+        assert len(text.encode()) <= 200, "it would take long to find out that this is too long"
         return list(text.encode())
 
-    def encode_chat(self, messages: Any) -> list[int]:
-        raise ValueError("messages: the chat template refuses them: no system role")
+    def render_chat(self, messages: Any) -> str:
+        if messages[0]["role"] == "system":
+            raise ValueError("messages: the chat template refuses them: no system role")
+        return "".join(f"<{message['role']}>{message['content']}" for message in messages)
 
     def decode(self, token_ids: Any) -> str:
         return bytes(token_ids).decode()
+
+
+def _messages(count: int, role: str, content: str) -> str:
+    return json.dumps([{"role": role, "content": content}] * count)
 
 
 def _intake(tokenizer: Any = None, router: str = "rstitch") -> Intake:
@@ -99,7 +111,11 @@ def test_refused(inputs: dict[str, Any], message: str) -> None:
         ({"messages": "[]"}, "messages"),
         ({"messages": '[{"role": "user"}]'}, "messages.0.content: Field required"),
         ({"messages": '[{"role": "user", "content": "\\ud800"}]'}, "messages: Value error, must be JSON"),
-        ({"messages": '[{"role": "user", "content": "x"}]'}, "no system role"),
+        ({"messages": '[{"role": "system", "content": "x"}]'}, "no system role"),
+        ({"messages": _messages(1, "user", "x" * 195)}, "messages: 201 bytes can't fit in the context of 100 tokens"),
+        ({"messages": _messages(1, "x" * 200, "")}, "messages: 202 bytes can't fit"),
+        ({"messages": _messages(60, "user", "")}, "messages: 360 bytes can't fit"),
+        ({"messages": _messages(101, "", "")}, "messages: 101 of them can't fit in the context of 100 tokens"),
     ],
 )
 def test_refused_text(inputs: dict[str, Any], message: str) -> None:
@@ -108,12 +124,48 @@ def test_refused_text(inputs: dict[str, Any], message: str) -> None:
     assert message in str(refusal.value)
 
 
+@pytest.mark.parametrize(
+    ("inputs", "begins"),
+    [
+        ({"input_ids": [1], "router_params": {"tau": "x" * 10**5}}, "router_params: router 'rstitch': tau: Input"),
+        ({"input_ids": [1], "router_params": {"y" * 10**5: 1}}, "router_params: 'yyy"),
+        ({"input_ids": [1], "router_params": json.dumps(["x"] * 10**5)}, "router_params: Input should be a valid dict"),
+        ({"input_ids": [1], "z" * 10**5: 1}, "zzz"),
+        ({"input_ids": [1], "pad_id": "x" * 10**5}, "pad_id is not supported"),
+        ({"messages": json.dumps([{}] * 5000)}, "messages.0.role: Field required"),
+    ],
+)
+def test_what_is_told_of_a_wrong_input_is_short(inputs: dict[str, Any], begins: str) -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        _intake(ByteTokenizer()).check(inputs, SERVED)
+    assert str(refusal.value).startswith(begins)
+    assert len(str(refusal.value)) < 800
+
+
+def test_so_is_what_a_chat_template_says(tmp_path: Path) -> None:
+    template = "{{ raise_exception('unknown role ' + messages[0]['role']) }}"
+    write_tokenizer(replace(tiny_vocabulary(), chat_template=template), tmp_path)
+    with pytest.raises(InvalidRequest) as refusal:
+        _intake(Tokenizer(tmp_path)).check({"messages": _messages(1, "x" * 10**5, "")}, SERVED)
+    assert str(refusal.value).startswith("messages: the chat template refuses them: unknown role xxx")
+    assert len(str(refusal.value)) < 200
+
+
+def test_special_tokens_written_out_are_not_too_long(tmp_path: Path) -> None:
+    """They are longer than any piece of text of this vocabulary."""
+    make_tiny_tokenizer(tmp_path)
+    intake, served = _intake(Tokenizer(tmp_path)), replace(SERVED, vocab_size=1000)
+    assert len(intake.check({"text_input": "<|startoftext|>" * 99}, served).prompt_ids) == 99
+    assert len(intake.check({"messages": _messages(1, "user", "<|startoftext|>" * 90)}, served).prompt_ids) < 100
+
+
 def test_an_engine_that_cannot_sample_takes_greedy_requests_only() -> None:
     served = replace(SERVED, greedy_only=("slm",))
-    for field, value in (("temperature", 0.5), ("presence_penalty", 1.0), ("top_k", 5)):
+    for field, value in (("temperature", 0.5), ("presence_penalty", 1.0), ("repetition_penalty", 1.1)):
         with pytest.raises(InvalidRequest, match="the engine of model 'slm' can't sample"):
             _intake().check({"input_ids": [1], field: value}, served)
     assert _intake().check({"input_ids": [1], "seed": 3}, served).seed == 3
+    _intake().check({"input_ids": [1], "temperature": 0.0, "top_p": 0.95}, served)  # greedy all the same
 
 
 def test_a_request_that_could_never_fit_in_the_kv_is_refused() -> None:

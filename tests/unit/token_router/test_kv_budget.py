@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -127,6 +129,31 @@ def test_what_does_not_fit_waits_and_a_short_one_does_not_overtake() -> None:
     run(main())
 
 
+@pytest.mark.parametrize(
+    ("max_live", "block", "max_tokens", "full"),
+    [(16, 1, 48, False), (16, 1, 49, True), (16, 16, 30, False), (16, 16, 31, True), (1, 1, 4, True)],
+)
+def test_full_is_whether_the_shortest_request_would_wait(
+    max_live: int, block: int, max_tokens: int, full: bool
+) -> None:
+    """One request of 50 prompt tokens, on models that hold 100 tokens each."""
+
+    async def main() -> None:
+        async with Deployment(_config(max_live=max_live), _llms((100, 1), (100, block))) as d:
+            assert (d.runtime.status()["full"], d.runtime.status()["max_live"]) == (False, max_live)
+            _, first = d.submit(input_ids=[5] * 50, max_tokens=max_tokens)
+            assert d.runtime.status()["full"] == full
+            if full:
+                _, second = d.submit(input_ids=[5], max_tokens=1)
+                assert (d.runtime.status()["live"], d.runtime.status()["queued"]) == (1, 1)
+                await second.done.wait()
+            await first.done.wait()
+            await d.settled()
+            assert not d.runtime.status()["full"]
+
+    run(main())
+
+
 def test_a_cancelled_waiter_lets_the_next_one_in() -> None:
     async def main() -> None:
         async with Deployment(_config(), _llms((100, 1), (1000, 1))) as d:
@@ -216,6 +243,36 @@ def test_a_model_that_comes_back_with_less_ends_the_latest() -> None:
                 await stream.done.wait()
             assert [stream.error is None for stream in streams] == [True, True, False]
             assert isinstance(streams[2].error, Unavailable)
+            await d.settled()
+
+    run(main())
+
+
+@pytest.mark.parametrize(("before", "after", "ended"), [(4, 2, [False, False, True, True]), (2, 4, [False] * 4)])
+def test_a_model_that_comes_back_with_other_sessions(before: int, after: int, ended: list[bool]) -> None:
+    """With fewer, the latest are ended; with more, those who wait are admitted at once."""
+
+    async def main() -> None:
+        llms = _llms((10**6, 1), (10**6, 1))
+        llms[1].facts = replace(llms[1].facts, max_sessions=before)
+        async with Deployment(_config(max_live=4), llms) as d:
+            llms[1].facts = replace(llms[1].facts, max_sessions=after)
+            reload = llms[1].reload
+
+            async def slowly() -> None:
+                await asyncio.sleep(0.5)
+                await reload()
+
+            llms[1].reload = slowly  # type: ignore[method-assign]
+            llms[1].die()
+            await asyncio.sleep(0.1)
+            streams = [d.submit(input_ids=[5] * 10, max_tokens=50, ignore_eos=True)[1] for _ in range(4)]
+            assert d.runtime.status()["live"] == before
+            await asyncio.sleep(0.401)
+            assert (d.runtime.status()["live"], d.runtime.status()["queued"]) == (after, 0)
+            await asyncio.gather(*(stream.done.wait() for stream in streams))
+            assert [isinstance(stream.error, Unavailable) for stream in streams] == ended
+            assert [stream.error is not None for stream in streams] == ended
             await d.settled()
 
     run(main())

@@ -52,7 +52,7 @@ NOW = Readings(
     live=4,
     queued=2,
     models=[SLM, LLM],
-    moves=[[10, 5], [4, 0]],
+    handoffs=[[0, 5], [4, 0]],
     controller=ControllerReadings(PROFILE, predicted=207.9, solves=3, failures=1, changes=2),
 )
 

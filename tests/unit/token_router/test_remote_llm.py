@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +18,8 @@ from python_backends.token_router.config import RuntimeConfig
 from python_backends.token_router.errors import RequestFailed, Unavailable
 from python_backends.token_router.llm_client import LLMClient, ThreadedLLMClient
 from python_backends.token_router.remote_llm import remote_llm_client
+from python_backends.token_router.remote_triton import RemoteModel
+from routers import RouterConfig
 from tests.unit.token_router.far_triton import FarTriton, far_triton
 
 # grpc's own thread, which watches a channel, says so when the channel is closed just before it begins
@@ -114,6 +119,22 @@ def test_a_dead_process_there_is_a_lost_llm_and_nobody_ends_it_from_here(triton:
 
     _run(triton.url, main)
     assert triton.loads == 0
+
+
+def test_every_hello_looks_at_what_is_there(triton: FarTriton) -> None:
+    """After one that failed, its Triton may be another by the next one."""
+
+    async def main(client: LLMClient) -> None:
+        triton.dead = True
+        with pytest.raises(Unavailable, match="doesn't answer"):
+            await client.hello()
+        triton.dead, triton.ready = False, False
+        triton.told["models"] = ["another", "llm"]
+        with pytest.raises(Unavailable, match="was told models"):
+            await client.hello()
+
+    _run(triton.url, main)
+    assert triton.loads == 1
 
 
 def test_a_server_that_ends_during_a_call_and_one_that_comes_after_it() -> None:
@@ -238,6 +259,33 @@ def test_another_model_is_refused(triton: FarTriton, change: dict[str, Any], mes
         assert str(error.value) == f"model 'llm' doesn't answer: {triton.url}: {message}"
 
     _run(triton.url, main)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "message"),
+    [
+        ({"weights": "/there/r.safetensors", "tau": 0.25}, None),  # the file lies in another folder
+        (
+            {"weights": "/there/r.safetensors", "tau": 0.05},
+            "'llm' there was told router.params {'weights': 'r.safetensors', 'tau': 0.05}, and token_router"
+            " {'weights': 'r.safetensors', 'tau': 0.25}; both need the same deployment",
+        ),
+        ({"weights": "/there/other.safetensors", "tau": 0.25}, "other.safetensors"),
+        (None, "'llm' there was told router.params None, and"),
+    ],
+)
+def test_the_router_there_needs_the_same_parameters(theirs: dict[str, Any] | None, message: str | None) -> None:
+    ours = RouterConfig(name="own", path="/here", params={"weights": "/here/r.safetensors", "tau": 0.25})
+    told = {"models": ["slm", "llm"], "index": 1, "router": {"name": "own", "path": "/there", "params": theirs}}
+    config = SimpleNamespace(
+        backend="llm", parameters={k: SimpleNamespace(string_value=json.dumps(v)) for k, v in told.items()}
+    )
+    model = RemoteModel(["slm", "llm"], 1, ours)
+    if message is None:
+        model.check(config)
+        return
+    with pytest.raises(ValueError, match=re.escape(message)):
+        model.check(config)
 
 
 def test_nobody_there() -> None:

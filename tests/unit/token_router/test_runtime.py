@@ -242,10 +242,10 @@ def test_draining_refuses_new_requests_and_finishes_the_others() -> None:
         (lambda req: _peer(req, loc=len(req.origin_input_ids) + len(req.output_ids) + 3), "nothing may be missing"),
         (lambda req: _peer(req, loc=2), "final"),
         (lambda req: _peer(req, rid=77), "rid: 77"),
-        (lambda req: _tampered(req, "x"), "cannot be interpreted as an integer"),
-        (lambda req: _tampered(req, 3.5), "cannot be interpreted as an integer"),
-        (lambda req: _tampered(req, 10**12), "1000000000000 is not in the vocabulary"),
-        (lambda req: _tampered(req, -1), "-1 is not in the vocabulary"),
+        (lambda req: _tampered(req, "x"), "aren't those of the sequence from"),
+        (lambda req: _tampered(req, 7), "token_ids: [5, 6, 7, "),
+        (lambda req: _tampered(req, None), "aren't those of the sequence from position 0 on"),
+        (lambda req: _longer(req), "aren't those of the sequence from"),
     ],
 )
 def test_a_broken_send_fails_only_its_request(send: Any, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,6 +282,47 @@ def _tampered(req: Any, token: Any) -> Any:
 
     tokens = [*req.origin_input_ids, *req.output_ids[:-1], token]
     return PeerReq(rid=req.rid, token_ids=tokens, loc=len(tokens))
+
+
+def _longer(req: Any) -> Any:
+    from routers import peer_request
+
+    return peer_request(req, [*req.origin_input_ids, *req.output_ids, 7])
+
+
+def test_a_send_may_take_back_all_that_is_not_final(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even the prompt's end, which both have: three tokens of one call are dropped."""
+    honest = RandomSLM.send
+
+    def send(self: Any, req: Any) -> Any:
+        return honest(self, req) if req.peer_locs[1] else _peer(req, loc=2)
+
+    monkeypatch.setattr(RandomSLM, "send", send)
+
+    async def main() -> None:
+        llms = _llms(slm=lambda rid, position, _: int(position == 5))
+        async with Deployment(_two({"run_ahead": 4, "llm_prefill": "lazy"}), llms) as d:
+            _, stream = d.submit(input_ids=[5, 6, 7], max_tokens=5)
+            await stream.done.wait()
+            assert [len(b.steps) for b in llms[0].batches[:1]] == [1] and stream.error is None
+            assert stream.models[0] == "llm" and stream.token_ids[0] == token_after("llm", [5, 6, 7])
+
+    run(main())
+
+
+def test_the_metric_counts_the_handoffs_of_the_answers() -> None:
+    """The LLM's token is the last: its way back to the SLM doesn't happen."""
+
+    async def main() -> None:
+        async with Deployment(_two(), _llms(slm=lambda rid, position, _: int(position == 6))) as d:
+            streams = [d.submit(input_ids=[1] * 4, max_tokens=3)[1] for _ in range(5)]
+            await asyncio.gather(*(stream.done.wait() for stream in streams))
+            usages = [stream.chunks[-1].usage for stream in streams]
+            assert [usage.handoffs for usage in usages if usage is not None] == [1] * 5
+            assert d.runtime.readings().handoffs == [[0, 5], [0, 0]]
+            assert d.runtime.measured()["counts"]["outcomes"] == [[10, 5], [5, 0]]  # where each would have gone
+
+    run(main())
 
 
 def test_a_model_that_cannot_be_reloaded_keeps_nobody_waiting() -> None:

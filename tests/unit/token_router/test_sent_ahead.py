@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from typing import Any
 
@@ -248,6 +249,46 @@ def test_a_call_sent_ahead_waits_for_b_like_any_other() -> None:
             await d.settled()
         assert 1 not in sizes
         assert sizes.count(0) > 5 and sum(size > 1 for size in sizes) > 20
+
+    run(main())
+
+
+def test_no_call_is_sent_ahead_that_cannot_be_made() -> None:
+    """Batches smaller than B, launched by the cap."""
+
+    async def main() -> None:
+        slm = FakeLLM("slm", lambda rid, at, _: int((at * 7 + rid * 13) % 5 == 0), lambda: 0.006)
+        llm = FakeLLM("llm", lambda rid, at, _: int((at * 3 + rid) % 2), lambda: 0.028)
+        async with Deployment(_config(threshold=[2, 3], max_wait_ms=20), [slm, llm]) as d:
+            streams = [d.submit(input_ids=[5], max_tokens=200)[1] for _ in range(5)]
+            await asyncio.gather(*(s.done.wait() for s in streams))
+            await d.settled()
+        ahead = [b for llm in (slm, llm) for b in llm.batches if b.follows]
+        assert len(ahead) > 20
+        assert all(len(b.steps) + len(b.follows) >= b.at_least for b in ahead)
+
+    run(main())
+
+
+def test_a_call_that_is_not_made_does_not_prolong_the_wait() -> None:
+    """The third request comes back to the SLM, waits for B = 2, and is in a call sent ahead which nobody joins."""
+
+    async def main() -> None:
+        lasts = iter([0.045])
+        slm = FakeLLM("slm", lambda rid, at, _: int(at == (16 if rid == 3 else 19)), lambda: 0.03)
+        llm = FakeLLM("llm", lambda *_: 1, lambda: next(lasts, 0.3), chunk=64)
+        config = _config(threshold=[2, 1], max_wait_ms=50, llm_prefill="lazy")
+        async with Deployment(config, [slm, llm]) as d:
+            stream = [d.submit(input_ids=[1] * 4, max_tokens=20)[1] for _ in range(3)][-1]
+            came = []
+            while not stream.done.is_set():
+                if len(stream.token_ids) > len(came):
+                    came.append(asyncio.get_running_loop().time())
+                await asyncio.sleep(0.001)
+            d.runtime.abort("enough")
+        assert [b.at_least for b in slm.batches if b.follows and [s.session for s in b.steps] == [3]] == [2]
+        gaps = [after - before for before, after in itertools.pairwise(came)]
+        assert max(gaps) == pytest.approx(0.05 + 0.03, abs=0.003)
 
     run(main())
 

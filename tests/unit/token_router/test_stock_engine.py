@@ -109,7 +109,7 @@ def test_one_request_for_each_session_with_its_whole_prefix() -> None:
     assert inputs["request_output_len"] == [1] and inputs["return_generation_logits"] == [True]
     assert "end_id" not in inputs and "seed" not in inputs and "temperature" not in inputs
     assert set(outputs) >= {"output_ids", "sequence_length", "generation_logits", "kv_cache_reused_blocks"}
-    assert request_id.endswith(":1:2")
+    assert request_id.endswith(":1:3")
 
 
 def test_request_ids_are_unique_and_the_blocks_are_kept_dear() -> None:
@@ -117,7 +117,8 @@ def test_request_ids_are_unique_and_the_blocks_are_kept_dear() -> None:
     for retention_ms, expected in ((1500, [1500]), (None, None)):
         stock = opened(engine(model, retention_ms=retention_ms, retention_priority=80), 1)
         stock.step([SessionStep(1, 0, [5])])
-        stock.step([SessionStep(1, 1, [6])])
+        stock.free([1])
+        opened(stock, 1).step([SessionStep(1, 0, [6])])  # the session comes back after its eviction
         inputs = model.requests[-1][1]
         assert inputs["retention_token_range_starts"] == [0] and inputs["retention_token_range_ends"] == [-1]
         assert inputs["retention_token_range_priorities"] == inputs["retention_decode_priority"] == [80]
@@ -173,6 +174,7 @@ def test_an_error_is_that_session_s_only_and_readable() -> None:
             lambda r: r | {"generation_logits": r["generation_logits"][..., :40]},
             "vocab_size: 50, but the model's logits",
         ),
+        (lambda r: r | {"generation_logits": np.zeros((1, 1, 0, PADDED))}, "built without --gather_generation_logits"),
         (lambda r: r | {"sequence_length": np.array([[0]], np.int32)}, "stopped before it made a token"),
     ],
 )
@@ -183,6 +185,15 @@ def test_an_answer_that_isn_t_one(change: Any, message: str) -> None:
     assert message in output.errors[1]
     with pytest.raises(EngineError, match=message):
         engine(model).probe()
+
+
+def test_an_answer_of_no_known_shape_is_that_session_s_only() -> None:
+    model = Model()
+    answers = iter([lambda r: r | {"sequence_length": np.zeros((1, 0), np.int32)}, lambda r: r])
+    model.answer = lambda response: next(answers)(response)
+    output = opened(engine(model, calls_at_once=1), 1, 2).step([SessionStep(1, 0, [5]), SessionStep(2, 0, [8])])
+    assert output.sessions == [2]
+    assert output.errors[1].startswith("the model's answer can't be read: IndexError")
 
 
 def test_the_probe_warns_of_an_engine_that_reuses_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -289,6 +300,7 @@ def test_a_client_from_hello_to_a_model_that_can_t_be_reloaded() -> None:
         client = StockLLMClient(0, runtime, stock, model, lambda: reloads.append(1))
         facts = await client.hello()
         assert (facts.name, facts.engine, facts.context_tokens, facts.kv_block) == ("m", "tensorrtllm", 100, 32)
+        assert facts.pid is None  # it is in tritonserver itself
         assert not client.lost
         opens = [SessionOpen(1, 3, 50)]
         response = await client.step(StepRequest([SessionStep(1, 0, [5, 6, 7])], opens, number=1))
@@ -305,6 +317,45 @@ def test_a_client_from_hello_to_a_model_that_can_t_be_reloaded() -> None:
         assert "stopped before it made a token" in str((await hung).results[0].error)
         await client.reload()
         assert reloads == [1]
+        client.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("stops", [True, False])
+def test_a_hello_that_hangs_ends_and_none_is_left_behind(stops: bool) -> None:
+    model = Model()
+    model.hangs.set()
+    model.stops = stops
+    settings = {"type": "tensorrtllm", "engine_dir": "/none", **FACTS}
+    runtime = RuntimeConfig.model_validate(
+        {"models": [{"name": "m", "engine": settings}], "router": {"name": "single"}, "limits": {"step_timeout_s": 0.2}}
+    )
+
+    async def scenario() -> None:
+        stock = runtime.models[0].engine
+        assert stock is not None
+        client = StockLLMClient(0, runtime, stock, model, lambda: None)
+
+        async def stopped() -> None:
+            while client._engine.running:
+                await asyncio.sleep(0.005)
+
+        try:
+            with pytest.raises(Unavailable, match="doesn't answer: a request takes too long"):
+                await asyncio.wait_for(client.hello(), 5)
+            if stops:
+                await asyncio.wait_for(stopped(), 5)
+            else:
+                with pytest.raises(Unavailable, match="doesn't answer: a request from before hangs"):
+                    await client.hello()
+                with pytest.raises(Unavailable, match="can't be reloaded: 1 of its requests hang"):
+                    await client.reload()
+        finally:
+            model.hangs.clear()
+        await stopped()
+        await client.reload()
+        assert (await client.hello()).name == "m" and not client.lost
         client.close()
 
     asyncio.run(scenario())

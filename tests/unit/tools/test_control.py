@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from python_backends.token_router.control import CONTROL_SOCKET
 from tools.control import ControlClient, ControlError
 
 
@@ -31,10 +32,10 @@ def answering(path: Path, answer: Callable[[dict[str, Any]], bytes]) -> Iterator
 def test_the_status_is_read(tmp_path: Path) -> None:
     models = {"slm": {"state": "up", "sessions": 2}, "llm": {"state": "reloading"}}
     reply = {"ok": True, "state": "serving", "live": 2, "queued": 1, "models": models}
-    path = tmp_path / "control.sock"
-    with answering(path, lambda question: json.dumps(reply).encode() + b"\n"):
-        status = ControlClient(path).status()
-    assert (status.state, status.live, status.queued) == ("serving", 2, 1)
+    reply |= {"max_live": 4, "full": True, "controller": None}
+    with answering(tmp_path / CONTROL_SOCKET, lambda question: json.dumps(reply).encode() + b"\n"):
+        status = ControlClient.of(tmp_path).status()
+    assert (status.state, status.live, status.queued, status.full) == ("serving", 2, 1, True)
     assert status.models["slm"]["sessions"] == 2
     assert status.not_up() == {"llm": "reloading"}
 

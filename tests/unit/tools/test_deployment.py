@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from python_backends.llm.engines.config import LlamaCppConfig
+from python_backends.llm.engines.config import LlamaCppConfig, TensorRTLLMConfig
 from python_backends.token_router.config import RuntimeConfig
 from tools.deployment import Deployment, load_deployment, shipped_deployments
 from tools.errors import UserError
@@ -216,6 +216,27 @@ def test_paths_are_taken_from_the_folder_of_the_file(tmp_path: Path) -> None:
     engine = deployment.models[0].engine
     assert isinstance(engine, LlamaCppConfig)
     assert (engine.weights, deployment.tokenizer) == (str(tmp_path / "w/a.gguf"), str(tmp_path / "tok"))
+
+
+def test_a_folder_beside_the_file_is_a_path_and_anything_else_a_name(tmp_path: Path) -> None:
+    path = tmp_path / "d.yaml"
+    path.write_text(
+        "models:\n"
+        "  - {name: a, engine: {type: tensorrt_llm, weights: models/q}}\n"
+        "  - {name: b, engine: {type: tensorrtllm, engine_dir: e}, build: {examples: x}}\n"
+        "tokenizer: tok\n"
+    )
+
+    def paths() -> list[str | None]:
+        deployment = load_deployment(path)
+        engine = deployment.models[0].engine
+        assert isinstance(engine, TensorRTLLMConfig)
+        return [engine.weights, deployment.models[1].build.examples, deployment.tokenizer]
+
+    assert paths() == ["models/q", str(tmp_path / "x"), "tok"]
+    for folder in ("models/q", "tok"):
+        (tmp_path / folder).mkdir(parents=True)
+    assert paths() == [str(tmp_path / name) for name in ("models/q", "x", "tok")]
 
 
 def test_names_of_the_catalogue_stay_names() -> None:

@@ -68,6 +68,13 @@ def test_validate_names_what_it_has_checked(config: Path, capsys: pytest.Capture
     assert validate(str(config)) and capsys.readouterr().out.startswith("ok: slm + llm + xl, router markov")
 
 
+def test_the_context_is_the_smallest_of_all_hosts(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config.write_text(YAML.replace("vocab_size: 1000}}\nrouter", "vocab_size: 1000, context_tokens: 128}}\nrouter"))
+    assert validate(str(config)) and "context 128 tokens" in capsys.readouterr().out
+    config.write_text(config.read_text().replace("name: slm,", "name: slm, url: 'gpu1:8001',"))
+    assert validate(str(config)) and "context 128 tokens" in capsys.readouterr().out  # none is here
+
+
 @pytest.mark.parametrize(
     ("only", "message"),
     [

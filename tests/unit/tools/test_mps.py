@@ -4,16 +4,22 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tools import supervisor as module
 from tools.deployment import Deployment
 from tools.errors import UserError
-from tools.mps import Mps, shares_a_gpu
+from tools.mps import Mps
+from tools.run_directory import RunDirectory
+from tools.sizing.sharing import shares_a_gpu
 from tools.supervisor import Supervisor
 
 GPU = {"type": "llama_cpp", "weights": "w.gguf", "gpu_layers": -1}
@@ -74,6 +80,36 @@ def test_without_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match=r"^server\.mps: true; there is no nvidia-cuda-mps-control on PATH"):
         Mps(tmp_path / "mps").start()
+
+
+def test_it_ends_after_the_processes_that_use_it(
+    control: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    run = RunDirectory.create()
+    run.mps.start()
+    (run.path / "stub").symlink_to("/bin/sleep")
+    stub = subprocess.Popen([str(run.path / "stub"), "60"])
+    program = control / "nvidia-cuda-mps-control"
+    program.write_text(f"#!/bin/sh\nkill -0 {stub.pid} && echo in use >> {control}/told\n" + program.read_text())
+    run.remove()
+    assert (control / "told").read_text().splitlines()[1:] == ["quit"]
+    stub.wait(5)
+
+
+def test_the_next_run_ends_that_of_a_supervisor_that_was_killed(
+    control: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed = (
+        "import os; from tools.run_directory import RunDirectory\n"
+        "run = RunDirectory.create(); run.mps.start(); os.kill(os.getpid(), 9)"
+    )
+    subprocess.run([sys.executable, "-c", killed], env=os.environ | {"TMPDIR": str(tmp_path)}, check=False)
+    assert psutil.pid_exists(int((control / "pid").read_text()))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    RunDirectory.create().remove()
+    assert (control / "told").read_text().splitlines()[1:] == ["quit"]
+    assert not list(tmp_path.glob("tokenrouter-*"))
 
 
 @pytest.mark.parametrize(

@@ -12,15 +12,18 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import grpc  # type: ignore[import-untyped]
 import pytest
 from rich.console import Console
 
 from python_backends.token_router.delayed_batching import Thresholds, feasible
 from python_backends.token_router.threshold.profile import Profile, StepLatency
 from routers import RouterConfig
+from tools.client import GenerationError
 from tools.commands import measured
 from tools.commands.measured import server_profile
-from tools.commands.profile import MeasureOptions, _measure, for_measuring, profile, sweep, whole
+from tools.commands.options import MeasureOptions
+from tools.commands.profile import _measure, for_measuring, profile, sweep, whole
 from tools.commands.profile_load import PROMPTS, Requests
 from tools.commands.profile_options import ProfileOptions
 from tools.control import ControlError
@@ -117,6 +120,18 @@ def test_rates_come_from_every_outcome_of_the_load() -> None:
     assert Profile.model_validate_json(found.model_dump_json(exclude_none=True)) == found
 
 
+def test_run_lengths_have_the_mean_of_every_outcome_of_the_load() -> None:
+    last = [0.6, 0.2, 0.1, 0.06, 0.04]  # of the last runs, with a mean of 1.74; all outcomes give 1 / 0.35
+    seen = PROFILE.model_copy(update={"run_lengths": [last, None]}).model_dump(mode="json")
+    found = whole({"profile": seen, "counts": counts()}, load_deployment("paced"), MeasureOptions(), sweep([1], 16))
+    assert found.run_lengths is not None
+    runs, of_the_llm = found.run_lengths
+    assert runs is not None and of_the_llm is None
+    assert sum(runs) == pytest.approx(1)
+    assert sum(n * share for n, share in enumerate(runs, 1)) == pytest.approx(1 / 0.35)
+    assert runs[0] == pytest.approx(0.6)
+
+
 class Control:
     """What a server has counted, before the load and after it."""
 
@@ -162,6 +177,25 @@ def test_requests_are_the_same_for_the_same_seed_and_greedy_where_they_may_be() 
     assert 8 <= len(ids["input_ids"]) <= 64
 
 
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [
+        (grpc.StatusCode.INVALID_ARGUMENT, "the server refused a question: no"),
+        (grpc.StatusCode.UNAVAILABLE, "the server didn't answer: UNAVAILABLE: no"),
+    ],
+)
+def test_a_failed_question_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, status: grpc.StatusCode, message: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise GenerationError(status, "no")
+
+    monkeypatch.setattr("tools.commands.profile._serving", fail)
+    with pytest.raises(UserError) as error:
+        profile("paced", tmp_path / "profile.json", MeasureOptions())
+    assert error.value.lines == [message]
+
+
 class FakeServer:
     pid = 7
 
@@ -200,13 +234,18 @@ def test_a_servers_profile(monkeypatch: pytest.MonkeyPatch) -> None:
         server_profile("auto", ProfileOptions(matrix_p="[[1]]"))
 
 
-def test_a_server_is_found_by_pid_and_by_run_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("address", "host"), [("0.0.0.0", "127.0.0.1"), ("10.0.0.0", "10.0.0.0")])
+def test_a_server_is_found_by_pid_and_by_run_directory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, address: str, host: str
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     run = RunDirectory.create()
-    arguments = (f"--model-repository={run.path}/model_repository", "--grpc-address=0.0.0.0", "--grpc-port=8123")
+    arguments = (f"--model-repository={run.path}/model_repository", f"--grpc-address={address}", "--grpc-port=8123")
     triton = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", *arguments])
     try:
-        found = FoundServer(run.path, triton.pid, os.getpid(), "127.0.0.1:8123")
+        while not run.processes():  # until it has its own command line, and not this process's
+            assert triton.poll() is None
+        found = FoundServer(run.path, triton.pid, os.getpid(), f"{host}:8123")
         for which in ("auto", str(triton.pid), str(os.getpid()), str(run.path), f"{run.path}/"):
             assert find_server(which) == found
         with pytest.raises(UserError, match=rf"no such server runs \(there are: {triton.pid} "):

@@ -43,6 +43,10 @@ def test_more_backends_go_into_the_backend_directory(tmp_path: Path, monkeypatch
     find_triton().make_backend_directory(tmp_path / "backends")
     assert (tmp_path / "backends" / "tensorrtllm").resolve() == BACKEND
     assert (tmp_path / "backends" / "python").is_dir() and (tmp_path / "backends" / "llm").is_dir()
+    monkeypatch.chdir(BACKEND.parent)
+    monkeypatch.setenv("TOKENROUTER_BACKENDS", BACKEND.name)  # the link lies elsewhere
+    find_triton().make_backend_directory(tmp_path / "again")
+    assert (tmp_path / "again" / "tensorrtllm").resolve() == BACKEND
     monkeypatch.setenv("TOKENROUTER_BACKENDS", f"{BACKEND}:{tmp_path / 'none'}")
     with pytest.raises(UserError, match=r"TOKENROUTER_BACKENDS: .*none is no folder"):
         find_triton()
@@ -68,6 +72,15 @@ def test_a_router_that_needs_what_isn_t_returned(tmp_path: Path) -> None:
     assert line == "models[0].engine.return_logits: got false; router 'rstitch' needs logits; allowed: true"
     assert "models[1]" in other
     assert config_problems(deployment(tmp_path, "rstitch", return_logits=True)) == []
+
+
+def test_steps_leave_threads_for_other_calls(tmp_path: Path) -> None:
+    """For the request that stops one that hangs, too."""
+    assert config_problems(deployment(tmp_path, calls_at_once=61)) == []
+    (problem,) = config_problems(deployment(tmp_path, calls_at_once=62))
+    assert str(problem).startswith(
+        "models[0].engine.calls_at_once: got 62; the stock models' are 124 together; allowed: 123 together"
+    )
 
 
 def test_paths_are_taken_from_the_file_s_folder(tmp_path: Path) -> None:

@@ -56,7 +56,9 @@ class FakeTriton:
 class FakeControl:
     """Every model is up."""
 
-    def __init__(self, *_: object) -> None: ...
+    @classmethod
+    def of(cls, run: Path) -> FakeControl:
+        return cls()
 
     def status(self) -> RouterStatus:
         return RouterStatus("serving", 0, 0, {"slm": {"state": "up"}})

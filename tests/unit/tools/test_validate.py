@@ -134,6 +134,15 @@ def test_a_router_that_reads_logits_needs_an_engine_that_has_them() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "engine", [{"type": "tensorrt_llm", "weights": "x"}, {"type": "tensorrtllm", "engine_dir": "x"}]
+)
+def test_a_router_that_reads_texts_needs_an_engine_that_knows_them(engine: dict[str, Any]) -> None:
+    found = config_problems(deployment(engine, engine, router={"name": "glimp"}))
+    assert [p.path for p in found] == ["models[0].engine.type", "models[1].engine.type"]
+    assert found[1].allowed == "router 'glimp' needs token_bytes, which this engine doesn't give; allowed: llama_cpp"
+
+
 def test_real_files_that_fit(tmp_path: Path) -> None:
     made = ensure_tiny_models(tmp_path)
     pair = deployment(llama(made["slm"]), llama(made["llm"]), tokenizer=str(made["tokenizer"]))
@@ -246,7 +255,13 @@ def test_memory_grows_with_the_contexts_held(tmp_path: Path, monkeypatch: pytest
     assert memory_needed(ten) - memory_needed(one) == 2 * 2 * 16 * 2 * 2 * 256 * 9
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1 << 20))
     (found,) = machine_problems(one)
-    assert str(found).startswith("models: got about 0.6 GiB of memory needed; 0.0 GiB are available (lower")
+    assert str(found).startswith("models: got about 0.59 GiB of memory needed; 1,048,576 bytes are available (lower")
+
+
+def test_what_is_on_a_gpu_takes_no_memory_of_the_host(tmp_path: Path) -> None:
+    weights = write_header(tmp_path / "a.gguf", ["a", "b"])
+    few, many = (deployment(llama(weights, max_sessions=n, gpu_layers=-1)) for n in (1, 64))
+    assert memory_needed(few) == memory_needed(many) == memory_needed(deployment(PACED))
 
 
 def test_the_header_is_what_the_gguf_package_wrote(tmp_path: Path) -> None:

@@ -111,6 +111,15 @@ def test_a_router_that_hangs_is_killed_and_reloaded(scene: Scene) -> None:
     assert scene.triton.stub.wait(5) != 0
 
 
+def test_a_router_that_hangs_and_dies_just_before_it_is_ended(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(process: psutil.Process) -> None:
+        raise psutil.NoSuchProcess(process.pid)
+
+    monkeypatch.setattr(psutil.Process, "kill", gone)
+    scene.control.states = None
+    assert scene.look_after(2, 31) == ["token_router"]
+
+
 @pytest.mark.parametrize("state", ["down", "reloading", "starting"])
 def test_a_model_that_is_not_up_is_left_to_the_router_and_logged_once(
     scene: Scene, caplog: pytest.LogCaptureFixture, state: str

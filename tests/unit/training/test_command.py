@@ -3,16 +3,19 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from tests.unit.training.fakes import VOCAB, CharacterTokenizer
 from tools import cli
 from tools.errors import UserError
 from tools.evaluation.sandbox import SandboxError
+from tools.training.report import Judged, measure, write_report
 from tools.training.stages import Pair
 from tools.training.workers import Item, Processes, Setup
 
@@ -110,3 +113,42 @@ def test_a_machine_without_a_sandbox_is_told(
     monkeypatch.setattr("tools.training.command._pair", lambda *_: (pair, VOCAB))
     monkeypatch.setattr("tools.training.command.train_router", unconfined)
     assert "no seccomp here" in _told(["co_llm", "--work", str(tmp_path / "work")], monkeypatch, capsys)
+
+
+def test_a_missing_matplotlib_is_told_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    line = _told(["co_llm", "--work", str(tmp_path / "work")], monkeypatch, capsys)
+    assert line == "tokenrouter: train: needs matplotlib, which isn't installed (pip install -e '.[train]')"
+    assert not (tmp_path / "work").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (PermissionError(errno.EACCES, "Permission denied", "r.md"), "r.md: Permission denied"),
+        (OSError(errno.ENOSPC, "No space left on device"), "{work}: No space left on device"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_one_line(
+    error: OSError, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise error
+
+    pair = Pair(("small", "large"), ({}, {}), CharacterTokenizer())  # type: ignore[arg-type]
+    monkeypatch.setattr("tools.training.command._pair", lambda *_: (pair, VOCAB))
+    monkeypatch.setattr("tools.training.command.train_router", full)
+    work = tmp_path / "work"
+    line = _told(["co_llm", "--work", str(work)], monkeypatch, capsys)
+    assert line == f"tokenrouter: train: {told.format(work=work)}"
+
+
+def test_a_picture_that_cannot_be_written_names_the_flag(tmp_path: Path) -> None:
+    scores = np.array([0.1, 0.9, 0.2, 0.8])
+    labels = np.array([0, 1, 0, 1], np.int8)
+    judged = Judged(scores, scores.astype(np.float32), labels, labels == 1, np.arange(4))
+    (tmp_path / "r.png").mkdir()
+    with pytest.raises(UserError, match=r"^--output: .*r\.png: can't be written: Is a directory"):
+        write_report(tmp_path, "r", "r", judged, 0.5, {"metrics": measure(judged, 0.5, 0)})

@@ -20,9 +20,10 @@ from tools.errors import UserError
 from tools.training.fitting import FitOptions
 from tools.training.jobs import Answer, Branch, Followed
 from tools.training.judges import Case, ContinuationJudge, Judge, TestsJudge
+from tools.training.options import DataOptions
 from tools.training.prompts import Prompt
 from tools.training.recipes import R2R, Citer, CoLLM, Recipe
-from tools.training.stages import DataOptions, Pair, Stages
+from tools.training.stages import Pair, Stages
 from tools.training.training import Target, train_router
 from tools.training.work_folder import WorkFolder
 from tools.training.workers import Item, Setup

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from python_backends.llm.engines.checkpoint_says import checkpoint_says
+
 __all__ = ["Checkpoint", "is_folder", "read_checkpoint"]
 
 
@@ -25,15 +27,12 @@ def read_checkpoint(weights: str) -> Checkpoint:
     Raises ValueError naming the field `weights` and the file that isn't there or says too little.
     """
     model = _json(weights, "config.json", required=True)
-    text = model.get("text_config", model)
-    vocab_size = text.get("vocab_size")
-    if not isinstance(vocab_size, int):
+    says = checkpoint_says(model, _json(weights, "generation_config.json", required=False))
+    if says.vocab_size is None:
         raise ValueError(f"weights: {weights}: its config.json gives no vocab_size")
-    generation = _json(weights, "generation_config.json", required=False)
-    eos = next((c["eos_token_id"] for c in (generation, text, model) if c.get("eos_token_id") not in (None, [])), None)
-    if eos is None:
+    if says.eos_token_ids is None:
         raise ValueError(f"weights: {weights}: neither generation_config.json nor config.json gives an eos_token_id")
-    return Checkpoint(vocab_size, tuple(eos) if isinstance(eos, list) else (eos,))
+    return Checkpoint(says.vocab_size, says.eos_token_ids)
 
 
 def _json(weights: str, name: str, *, required: bool) -> dict[str, Any]:

@@ -2,9 +2,10 @@
 """Whether the installed `tensorrt_llm` has the names and the signatures that the engine was written against.
 
 `contracts/<version>.json` records them, in two lists: `public`, what the engine can't be without, and `kept`, the
-private names of `kept.py`. The records of a list are grouped by where they come from: `read` is the copy of the source
-(repository@commit) and `version` what is known of its version; `inferred` says what a record that could not be read for
-its version was taken over from. All are checked alike; a difference from an inferred one says that it is one.
+private names of `kept.py`. The records of a list are grouped by where they come from: `read` is the release's pages or
+the copy of the source (repository@commit) and `version` what is known of its version, and whether only names were seen;
+`inferred` says what a record that could not be read for its version was taken over from. All are checked alike; a
+difference from an inferred one says that it is one.
 
 A record has a module, a name in it, and a kind:
 

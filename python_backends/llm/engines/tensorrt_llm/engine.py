@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from python_backends.llm.contract import SessionOpen, SessionStep
 from python_backends.llm.engines.base import Capacity, Decide, Engine, EngineError, EngineOutput
 from python_backends.llm.engines.config import TensorRTLLMConfig
-from python_backends.llm.engines.step_check import check_step
+from python_backends.llm.engines.step_check import check_open, check_step
 from python_backends.llm.engines.tensorrt_llm.checkpoint import read_checkpoint
 from python_backends.llm.engines.tensorrt_llm.compute import Compute, Piece
 from python_backends.llm.engines.tensorrt_llm.contract import Contract, load_contract, mismatches, require
@@ -57,7 +57,7 @@ class TensorRTLLMEngine(Engine):
             prefill_chunk=config.prefill_chunk,
             vocab_size=checkpoint.vocab_size,
             eos_token_ids=checkpoint.eos_token_ids,
-            provides=frozenset({"logits", "sampling"}),
+            provides=config.provides,
             kv_tokens=config.max_tokens,
             kv_block=config.tokens_per_block,
         )
@@ -87,10 +87,7 @@ class TensorRTLLMEngine(Engine):
         return self._capacity
 
     def open(self, session: SessionOpen) -> None:
-        if session.session in self._tokens:
-            raise ValueError(f"session {session.session} is open already")
-        if len(self._tokens) >= self._capacity.max_sessions:
-            raise EngineError(f"max_sessions = {self._capacity.max_sessions} sessions are held already")
+        check_open(session, self._tokens, self._capacity)
         self._tokens[session.session] = []
 
     def step(self, batch: Sequence[SessionStep]) -> EngineOutput:

@@ -9,7 +9,8 @@ make the steps of its loop ourselves, in our thread, over exactly the sessions o
 prepare_resources, forward, the request's state, update_resources), without its scheduler and its sampler. A session
 that is not in a step is a request that nobody looks at: it keeps its KV blocks and its slot.
 
-Which copies of which version all this was read in: `contracts/` and docs/tensorrt_llm.md.
+Where all this was read, and of which version: `contracts/` and docs/tensorrt_llm.md. The hang detector that 1.2.0
+probably has is paused while the executor waits for its queue.
 
 A step that brings one token is a decode row, which CUDA graphs can run: no prefix is matched, nothing is allocated but
 perhaps one block. Any other step (the first one, several tokens, or a rejected tail) gives the request back, which

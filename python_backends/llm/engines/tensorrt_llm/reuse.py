@@ -58,6 +58,18 @@ class _LastLogits:
         return self._row
 
 
+class _Refused:
+    """In the place of a request that the executor didn't take: it has ended, with this error."""
+
+    finished = True
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def result(self) -> None:
+        raise self._error
+
+
 class BlockReuse(Compute):
     """See the module.
 
@@ -134,12 +146,17 @@ class BlockReuse(Compute):
             return_generation_logits=piece.output and processor is None,
             detokenize=False,
         )
-        return self._llm.generate_async(
-            inputs={"prompt_token_ids": list(piece.token_ids)},
-            sampling_params=params,
-            streaming=False,
-            kv_cache_retention_config=self._retention,
-        )
+        try:
+            return self._llm.generate_async(
+                inputs={"prompt_token_ids": list(piece.token_ids)},
+                sampling_params=params,
+                streaming=False,
+                kv_cache_retention_config=self._retention,
+            )
+        except self._request_error as error:
+            # An executor in this process looks at a request at once (executor/base_worker.py of 1.1's time: longer than
+            # its max_seq_len, say, which small KV lowers); one in others, later. Either way it's this session's error.
+            return _Refused(error)
 
     def _wait(self, request: Any) -> str | None:
         """Until it has ended. Returns why it was refused."""
