@@ -178,7 +178,7 @@ def test_a_far_server_without_the_model_is_named(tmp_path: Path) -> None:
     """A tritonserver is there, but it serves another deployment."""
     with far_host(0) as far:
         given = with_far_models(paced_deployment(), far, ["llm"])
-        patience = given.server.model_copy(update={"startup_timeout_s": 8.0})
+        patience = given.server.model_copy(update={"startup_timeout_s": 16.0})
         given = given.model_copy(update={"server": patience})
         another = [given.models[0], given.models[1].model_copy(update={"name": "another"})]
         theirs = given.model_copy(update={"models": another})
