@@ -91,7 +91,7 @@ def _quality(result: SweepResult) -> list[str]:
                 "query level there": "" if query is None else f"{query:.1%}",
                 "handoffs": f"{point.handoffs:.1f}",
                 "tokens": f"{point.tokens:.0f}",
-                "tokens/s": f"{point.tokens_per_s:.1f}",
+                "tokens/s": "" if point.tokens_per_s is None else f"{point.tokens_per_s:.1f}",
                 "cut off": str(point.cut),
             }
         )

@@ -60,6 +60,7 @@ class SweepSpec(_Config):
     controls: for each point random routing at its LLM share. control_tolerance: points whose shares are this near
     have one in common.
     query_level: the router that decides once per request. first_tokens: of the answer, whose entropy it looks at.
+    speed: report tokens/s; false where the machine does other things meanwhile.
     """
 
     deployment: str = "default"
@@ -74,6 +75,7 @@ class SweepSpec(_Config):
     control_tolerance: float = Field(0.005, ge=0, le=1)
     query_level: bool = True
     first_tokens: PositiveInt = 64
+    speed: bool = True
 
     @field_validator("routers")
     @classmethod

@@ -38,7 +38,8 @@ class PointResult(BaseModel):
     """One setting.
 
     low, high: the Wilson interval (95 %) of accuracy. llm_share: of all tokens, those not by the first model.
-    tokens: of an answer, the mean. tokens_per_s: of all requests together, over the time that the run took.
+    tokens: of an answer, the mean. tokens_per_s: of all requests together, over the time that the run took;
+    None where it isn't reported.
     cut: answers that ended at max_tokens. way, way_low, way_high: how far accuracy has come from the first model's
     alone (0) to the last one's (1), with an interval from resampling the questions; None where nothing tells.
     """
@@ -55,7 +56,7 @@ class PointResult(BaseModel):
     llm_share: float
     handoffs: float
     tokens: float
-    tokens_per_s: float
+    tokens_per_s: float | None
     cut: int
     verdicts: dict[str, int]
     rates: Rates | None = None

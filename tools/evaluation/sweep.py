@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -31,6 +32,8 @@ from tools.evaluation.tasks import digest, questions, selected
 from tools.own_server import own_server_of
 
 __all__ = ["Bench", "sweep"]
+
+_RANDOM = RouterConfig(name="random")
 
 # of an engine's configuration: how much it holds, in which memory, and how long things take
 _NEVER_MATTERS = frozenset(
@@ -101,7 +104,7 @@ class Bench:
     def result(self, point: Point) -> PointResult:
         """The figures of a point that has answers."""
         file = self.file(point)
-        return PointResult.of(
+        result = PointResult.of(
             file.of([q.id for q in self.questions]),
             file.traffic,
             self.deployment.model_names,
@@ -111,6 +114,9 @@ class Bench:
             router=point.router.name,
             router_params=_shown({**point.router.params, **point.overrides}),
         )
+        if not self.spec.speed:
+            result.tokens_per_s = None
+        return result
 
     def _settings(self, point: Point) -> dict[str, Any]:
         """What the answers depend on."""
@@ -245,18 +251,20 @@ def _alone(label: str, model: int) -> Point:
 
 
 def _controls(bench: Bench, points: Sequence[Point]) -> dict[str, Point]:
-    """For each point the random one at its share of tokens, if there is a choice at that share."""
+    """For each point the random one at its share of tokens, if there is a choice at that share: one that the spec asks
+    for, or one that another point has already, if it is near."""
     tolerance = bench.spec.control_tolerance
-    chosen: list[float] = []
+    chosen = {point.overrides["p"]: point for point in points if point.router == _RANDOM and "p" in point.overrides}
+    routed = [point for point in points if point.router.name != _RANDOM.name]
     controls = {}
-    for share, label in sorted((bench.result(point).llm_share, point.label) for point in points):
+    for share, label in sorted((bench.result(point).llm_share, point.label) for point in routed):
         if not tolerance < share < 1 - tolerance:
             continue
-        near = [p for p in chosen if abs(p - share) <= tolerance]
-        p = near[-1] if near else round(share, 4)
-        if not near:
-            chosen.append(p)
-        controls[label] = Point(f"{RANDOM} p={p}", RANDOM, RouterConfig(name="random"), {"p": p}, p)
+        p = min(chosen, key=lambda p: abs(p - share), default=math.inf)
+        if abs(p - share) > tolerance:
+            p = round(share, 4)
+            chosen[p] = Point(f"{RANDOM} p={p}", RANDOM, _RANDOM, {"p": p}, p)
+        controls[label] = chosen[p]
     return controls
 
 

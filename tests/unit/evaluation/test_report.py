@@ -46,6 +46,12 @@ def test_a_point_stands_beside_what_it_must_beat(result: SweepResult) -> None:
     assert cells[5:7] == ["50.0% at 10.0%", "44.0%"]
 
 
+def test_a_speed_that_is_not_reported_is_an_empty_cell(result: SweepResult) -> None:
+    result.points[2].tokens_per_s = None
+    (row,) = [line for line in markdown(result).splitlines() if line.startswith("| rstitch")]
+    assert row.split("|")[-3].strip() == ""
+
+
 def test_everything_is_written(result: SweepResult, tmp_path: Path) -> None:
     paths = write_report(result, tmp_path)
     assert [path.name for path in paths] == ["results.json", "results.csv", "results.md", "frontier.png"]

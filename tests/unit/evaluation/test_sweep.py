@@ -13,11 +13,12 @@ from rich.console import Console
 
 from python_backends.llm.catalog import locate_tokenizer
 from routers import Algorithm, OneTokenRouter, RouterConfig, RouterParams
+from tests.unit.evaluation.made import answered
 from tests.unit.routers.trained import network, write
 from tools.deployment import Deployment, load_deployment
 from tools.errors import UserError
 from tools.evaluation.spec import Point, SweepSpec
-from tools.evaluation.sweep import Bench, sweep
+from tools.evaluation.sweep import Bench, _controls, sweep
 
 CONSOLE = Console(quiet=True)
 
@@ -152,3 +153,29 @@ def test_a_trained_routers_file_must_be_there_and_anothers_weights_are_its_own(t
     with pytest.raises(UserError, match=r"^weights: got 'nowhere'; allowed: the path of"):
         _file(bench, "co_llm", "nowhere")
     _file(bench, f"{__name__}:OWN", "nowhere")
+
+
+@pytest.mark.parametrize("speed", [True, False])
+def test_no_tokens_per_second_of_a_machine_that_does_other_things(speed: bool, tmp_path: Path) -> None:
+    bench = Bench(SweepSpec(problems="0:1", speed=speed), load_deployment("smollm2"), tmp_path / "out", CONSOLE)
+    point = Point("p", "p", RouterConfig(name="random"))
+    bench.file(point).add(answered(0, True).model_copy(update={"id": bench.questions[0].id}))
+    assert (bench.result(point).tokens_per_s is not None) == speed
+
+
+def test_points_that_are_near_have_one_control_and_take_one_that_is_asked_for(tmp_path: Path) -> None:
+    bench = Bench(SweepSpec(problems="0:1"), load_deployment("smollm2"), tmp_path / "out", CONSOLE)
+    shares = {"a": 60, "b": 64, "c": 90, "d": 91, "e": 3}  # of 1000 tokens; 5 of them are near
+    points = [Point(label, label, RouterConfig(name="rstitch", params={"tau": 0.1})) for label in shares]
+    points.append(Point("mine", "mine", RouterConfig(name="random"), {"p": 0.0875}, 0.0875))
+    for point, llm in zip(points, [*shares.values(), 200], strict=True):
+        answer = answered(0, True, slm=1000 - llm, llm=llm)
+        bench.file(point).add(answer.model_copy(update={"id": bench.questions[0].id, "by_model": {"slm": 1000 - llm}}))
+    controls = _controls(bench, points)
+    assert {label: control.label for label, control in controls.items()} == {
+        "a": "random p=0.06",
+        "b": "random p=0.06",
+        "c": "mine",
+        "d": "mine",
+    }
+    assert controls["a"].overrides == {"p": 0.06}
