@@ -139,14 +139,13 @@ class InterModelLoop:
             raise ValueError(
                 f"token_ids: begin at position {start}; the peer has {target.length} tokens, nothing may be missing"
             )
-        if list(peer_req.token_ids) != source.tokens(start, peer_req.loc):
-            sent = cut(str(list(peer_req.token_ids)))
-            raise ValueError(f"token_ids: {sent} aren't those of the sequence from position {start} on")
+        sent = list(peer_req.token_ids)
+        if sent != source.tokens(start, peer_req.loc):
+            raise ValueError(f"token_ids: {cut(str(sent))} aren't those of the sequence from position {start} on")
         peer_req = replace(peer_req, finished=request.ends(peer_req.token_ids, peer_req.loc))
         accepted = list(self._routers[target.model].receive(peer_req))
-        if accepted != list(peer_req.token_ids[: len(accepted)]):
-            sent = cut(str(list(peer_req.token_ids)))
-            raise ValueError(f"receive: accepted {cut(str(accepted))}, which {sent} doesn't begin with")
+        if accepted != sent[: len(accepted)]:
+            raise ValueError(f"receive: accepted {cut(str(accepted))}, which {cut(str(sent))} doesn't begin with")
         end = start + len(accepted)
         start = max(start, len(request.prompt_ids))
         tokens = source.tokens(start, max(start, end))

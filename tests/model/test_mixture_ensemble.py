@@ -11,6 +11,7 @@ import pytest
 from python_backends.llm.catalog import locate_tokenizer
 from python_backends.llm.contract import SamplingParams
 from python_backends.token_router.tokenizer import Tokenizer
+from tests.model.asking import ask
 from tests.model.reference import Reference
 from tests.triton.servers import assert_clean_and_serving
 from tools.client import Answer, GenerationError, TokenRouterClient
@@ -86,19 +87,7 @@ def server(deployment: Deployment, expected: Answers) -> Iterator[RunningServer]
 
 def _ask(server: RunningServer, prompt: list[int], seed: int, max_tokens: int = TOKENS) -> tuple[list[int], list[str]]:
     sampling = _sampling(seed)
-    with TokenRouterClient(server.grpc_url) as client:
-        answer = Answer.of(
-            client.generate(
-                input_ids=prompt,
-                max_tokens=max_tokens,
-                ignore_eos=True,
-                temperature=sampling.temperature,
-                top_k=sampling.top_k,
-                seed=seed,
-                timeout_s=100,
-            )
-        )
-    return answer.ids, answer.models
+    return ask(server, prompt, max_tokens, 100, temperature=sampling.temperature, top_k=sampling.top_k, seed=seed)
 
 
 @pytest.mark.parametrize("at_once", [1, 8])

@@ -286,18 +286,23 @@ def test_a_step_that_hangs(stops: bool) -> None:
     assert deaths == ([] if stops else ["1 of its requests hang, and can't be stopped"])
 
 
-def test_a_client_from_hello_to_a_model_that_can_t_be_reloaded() -> None:
-    """Steps go through the thread, sampled and routed here; a reload isn't tried while a request hangs."""
-    model, reloads = Model(), []
+def _client(model: Model, reload: Callable[[], None]) -> StockLLMClient:
+    """Of a stock model that is given up after 0.2 s."""
     settings = {"type": "tensorrtllm", "engine_dir": "/none", **FACTS}
     runtime = RuntimeConfig.model_validate(
         {"models": [{"name": "m", "engine": settings}], "router": {"name": "single"}, "limits": {"step_timeout_s": 0.2}}
     )
+    stock = runtime.models[0].engine
+    assert stock is not None
+    return StockLLMClient(0, runtime, stock, model, reload)
+
+
+def test_a_client_from_hello_to_a_model_that_can_t_be_reloaded() -> None:
+    """Steps go through the thread, sampled and routed here; a reload isn't tried while a request hangs."""
+    model, reloads = Model(), []
 
     async def scenario() -> None:
-        stock = runtime.models[0].engine
-        assert stock is not None
-        client = StockLLMClient(0, runtime, stock, model, lambda: reloads.append(1))
+        client = _client(model, lambda: reloads.append(1))
         facts = await client.hello()
         assert (facts.name, facts.engine, facts.context_tokens, facts.kv_block) == ("m", "tensorrtllm", 100, 32)
         assert facts.pid is None  # it is in tritonserver itself
@@ -327,15 +332,9 @@ def test_a_hello_that_hangs_ends_and_none_is_left_behind(stops: bool) -> None:
     model = Model()
     model.hangs.set()
     model.stops = stops
-    settings = {"type": "tensorrtllm", "engine_dir": "/none", **FACTS}
-    runtime = RuntimeConfig.model_validate(
-        {"models": [{"name": "m", "engine": settings}], "router": {"name": "single"}, "limits": {"step_timeout_s": 0.2}}
-    )
 
     async def scenario() -> None:
-        stock = runtime.models[0].engine
-        assert stock is not None
-        client = StockLLMClient(0, runtime, stock, model, lambda: None)
+        client = _client(model, lambda: None)
 
         async def stopped() -> None:
             while client._engine.running:
