@@ -47,7 +47,8 @@ class Answered(_Line):
 class Traffic(_Line):
     """What the server counted in one sitting, from -> to: steps by where they led, and the tokens that they committed.
 
-    given: P as the server would have given it to the Markov model at the end; None with too little traffic.
+    given: P as the server would have given it to the Markov model, the mean over the moments at which an answer came;
+    None where it had too little traffic at each of them.
     """
 
     sitting: int

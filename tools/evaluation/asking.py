@@ -11,14 +11,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc  # type: ignore[import-untyped]
+import numpy as np
 
 from python_backends.token_router.tokenizer import Tokenizer
 from tools.client import Answer, GenerationError, TokenRouterClient
-from tools.control import ControlClient
+from tools.control import ControlClient, ControlError
 from tools.evaluation.answers import Answered, AnswerFile, Traffic
 from tools.evaluation.tasks import Question
 
 __all__ = ["Asking", "ask_all"]
+
+Matrix = list[list[float]]
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,7 @@ def ask_all(
     if not asked:
         return
     before = None if control is None else control.traffic()["counts"]
+    beliefs: list[Matrix] = []
     began = time.monotonic()
 
     def one(question: Question) -> Answered:
@@ -72,13 +76,15 @@ def ask_all(
                     if error.status is grpc.StatusCode.UNAVAILABLE:
                         raise
                     failed.append(error)
+                else:
+                    beliefs += _believed(control)
         except BaseException:
             for future in under_way:
                 future.cancel()
             client.close()  # ends the requests under way, and so their threads
             raise
     if control is not None and before is not None:
-        file.add(_traffic(file.sitting, before, control.traffic()))
+        file.add(_traffic(file.sitting, before, control.traffic()["counts"], beliefs))
     if failed:
         others = f" (and {len(failed) - 1} questions more)" if len(failed) > 1 else ""
         raise GenerationError(failed[0].status, failed[0].message + others)
@@ -118,12 +124,19 @@ def _ask(
     )
 
 
-def _traffic(sitting: int, before: dict[str, Any], after: dict[str, Any]) -> Traffic:
-    counts, profile = after["counts"], after["profile"]
+def _believed(control: ControlClient | None) -> list[Matrix]:
+    """P as the server would give it to the Markov model now; none without a server to ask, or where it can't say."""
+    try:
+        profile = None if control is None else control.traffic()["profile"]
+    except ControlError:  # a server that is gone fails the next request, or the count at the end
+        return []
+    return [] if profile is None else [profile["p"]]
 
+
+def _traffic(sitting: int, before: dict[str, Any], after: dict[str, Any], beliefs: Sequence[Matrix]) -> Traffic:
     def grown(name: str) -> list[list[int]]:
-        pairs = zip(counts[name], before[name], strict=True)
+        pairs = zip(after[name], before[name], strict=True)
         return [[now - then for now, then in zip(*rows, strict=True)] for rows in pairs]
 
-    given = None if profile is None else profile["p"]
+    given = np.mean(beliefs, axis=0).tolist() if beliefs else None
     return Traffic(sitting=sitting, outcomes=grown("outcomes"), tokens=grown("tokens"), given=given)

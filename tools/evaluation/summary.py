@@ -25,7 +25,7 @@ class Rates(BaseModel):
 
     steps: as the server counted its steps. answers: as the tokens and handoffs of the answers come to; None unless the
     router drops or keeps every token that leaves, between two models. given: what the Markov model would have been
-    given. c: tokens that a step commits, as counted.
+    given (`Traffic`), the mean over the answers. c: tokens that a step commits, as counted.
     """
 
     steps: list[list[float]]
@@ -143,8 +143,18 @@ def _rates(answers: Sequence[Answered], traffic: Sequence[Traffic], models: Sequ
     tokens = np.sum([t.tokens for t in traffic], axis=0)
     steps = outcomes / np.maximum(outcomes.sum(axis=1, keepdims=True), 1)
     c = tokens / np.maximum(outcomes, 1)
-    given = next((t.given for t in reversed(traffic) if t.given is not None), None)
-    return Rates(steps=steps.tolist(), answers=_from_answers(answers, models, c), given=given, c=c.tolist())
+    return Rates(
+        steps=steps.tolist(), answers=_from_answers(answers, models, c), given=_given(answers, traffic), c=c.tolist()
+    )
+
+
+def _given(answers: Sequence[Answered], traffic: Sequence[Traffic]) -> list[list[float]] | None:
+    """The mean over the sittings that have one, by how many answers each gave."""
+    given = [(t.given, sum(a.sitting == t.sitting for a in answers)) for t in traffic if t.given is not None]
+    if not any(weight for _, weight in given):
+        return None
+    mean: list[list[float]] = np.average([p for p, _ in given], axis=0, weights=[w for _, w in given]).tolist()
+    return mean
 
 
 def _from_answers(answers: Sequence[Answered], models: Sequence[str], c: Any) -> list[list[float]] | None:

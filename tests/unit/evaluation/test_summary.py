@@ -53,6 +53,22 @@ def test_rates_of_a_router_that_drops_what_it_hands_over() -> None:
     assert rates.c == [[1, 0], [1, 1]]
 
 
+def test_what_was_given_counts_by_the_answers_of_its_sitting() -> None:
+    answers = [answered(0, slm=9), answered(1, slm=9), answered(2, slm=9), answered(3, slm=9, sitting=1)]
+    counted = {"outcomes": [[9, 1], [1, 0]], "tokens": [[9, 0], [1, 0]]}
+    first, second, unknown, unanswered = (
+        Traffic(sitting=n, **counted, given=given)
+        for n, given in enumerate(([[0.8, 0.2], [1, 0]], [[0.4, 0.6], [0.6, 0.4]], None, [[0.0, 1.0], [0.0, 1.0]]))
+    )
+    rates = PointResult.of(answers, [first, second, unknown, unanswered], MODELS, **NAMED).rates
+    assert rates is not None
+    assert rates.given == [pytest.approx([0.7, 0.3]), pytest.approx([0.9, 0.1])]
+    for traffic in (unknown, unanswered):
+        rates = PointResult.of(answers, [traffic], MODELS, **NAMED).rates
+        assert rates is not None
+        assert rates.given is None
+
+
 def test_rates_of_a_router_that_keeps_its_tokens() -> None:
     answers = [answered(0, slm=50, llm=50, handoffs=50, last="slm")]
     traffic = Traffic(sitting=0, outcomes=[[25, 25], [25, 25]], tokens=[[25, 25], [25, 25]], given=None)
