@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,23 @@ from tests.triton.servers import ALGORITHMS, paced_deployment
 from tools.deployment import Deployment
 from tools.supervisor import RunningServer, running_server
 from tools.tiny_models import ensure_tiny_models
+
+_LOG_LINES = 60
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A test that fails shows the end of its servers' logs, which go with the servers."""
+    report = yield
+    if report.failed:
+        fixtures: dict[str, Any] = getattr(item, "funcargs", {})
+        for name, server in fixtures.items():
+            if isinstance(server, RunningServer) and server.log_path.exists():
+                lines = server.log_path.read_text(errors="replace").splitlines()
+                report.sections.append((f"log of {name}", "\n".join(lines[-_LOG_LINES:])))
+    return report
 
 
 @pytest.fixture(scope="module")
