@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,27 @@ def test_a_running_server_is_asked(tiny_deployment: Deployment, tiny_server: Run
     assert by_url.points[0].llm_share == 0
     assert by_url.points[0].rates is None  # a server elsewhere isn't counted
     assert (tmp_path / "results.md").read_text().startswith("# Accuracy against cost: slm + llm")
+
+
+def test_what_the_markov_model_is_given_agrees_with_the_steps(tiny_deployment: Deployment, tmp_path: Path) -> None:
+    """On a server of its own, which has seen no other traffic. The ways there and back differ: neither is the other."""
+    task = ReasoningTask(kinds=["chain_sum"], per_kind=24)
+    spec = SPEC.model_copy(update={"task": task, "max_tokens": 64, "concurrency": 4})
+    (point,) = evaluate(spec, tiny_deployment, {}, None, None, tmp_path, CONSOLE).points
+    rates = point.rates
+    assert rates is not None
+    assert rates.given is not None
+    assert rates.answers is not None
+    assert rates.steps[0][1] > rates.steps[1][0] + 0.2
+    for model in (0, 1):
+        assert rates.given[model] == pytest.approx(rates.steps[model], abs=0.05)
+        assert rates.answers[model] == pytest.approx(rates.steps[model], abs=0.02)
+    (path,) = tmp_path.glob("*.jsonl")
+    counts = [json.loads(line)["traffic"]["outcomes"] for line in path.read_text().splitlines() if "traffic" in line]
+    assert len(counts) == 24 + 1  # one with each answer, and one at the end
+    so_far = [sum(map(sum, outcomes)) for outcomes in counts]
+    assert so_far == sorted(so_far)
+    assert so_far[0] < so_far[-1]
 
 
 def test_only_what_is_missing_is_asked(tiny_deployment: Deployment, tiny_server: RunningServer, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from tools.errors import UserError
 
 __all__ = ["AnswerFile", "Answered", "Traffic"]
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 class _Line(BaseModel):
@@ -45,10 +45,11 @@ class Answered(_Line):
 
 
 class Traffic(_Line):
-    """What the server counted in one sitting, from -> to: steps by where they led, and the tokens that they committed.
+    """What the server has counted since a sitting began, from -> to: steps by where they led, and the tokens that they
+    committed.
 
-    given: P as the server would have given it to the Markov model, the mean over the moments at which an answer came;
-    None where it had too little traffic at each of them.
+    given: P as the server would have given it to the Markov model, the mean over the moments so far at which an answer
+    came; None where it had too little traffic at each of them.
     """
 
     sitting: int
@@ -62,13 +63,15 @@ class AnswerFile:
 
     settings: what the answers depend on. A file that is there already goes on, if it is of the same settings; a last
     line that was cut off by a crash is dropped. Raises UserError when it is of other settings or no such file.
+    answers: by question. traffic: by sitting, the last that was written of it: one that was interrupted has what had
+    been counted by its last answer.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
         self._path = path
         self._lock = Lock()
         self.answers: dict[str, Answered] = {}
-        self.traffic: list[Traffic] = []
+        self.traffic: dict[int, Traffic] = {}
         settings = json.loads(json.dumps({"format": _FORMAT, **settings}))
         try:
             if path.exists() and path.stat().st_size:
@@ -77,7 +80,7 @@ class AnswerFile:
                 path.write_text(json.dumps({"settings": settings}) + "\n", encoding="utf-8")
         except OSError as error:
             raise UserError(f"{path}: can't be read or written: {error.strerror}") from error
-        self.sitting = 1 + max((a.sitting for a in self.answers.values()), default=-1)
+        self.sitting = 1 + max([*(a.sitting for a in self.answers.values()), *self.traffic], default=-1)
 
     def add(self, line: Answered | Traffic) -> None:
         """On disk before it returns. Any thread may call it. Raises UserError."""
@@ -98,7 +101,7 @@ class AnswerFile:
         if isinstance(line, Answered):
             self.answers[line.id] = line
         else:
-            self.traffic.append(line)
+            self.traffic[line.sitting] = line
 
     def _read(self, settings: Mapping[str, Any]) -> None:
         data = self._path.read_bytes()
@@ -106,10 +109,17 @@ class AnswerFile:
         try:
             first, *lines = [json.loads(line) for line in whole.splitlines()]
             found = dict(first["settings"])
-            for line in lines:
-                self._take(Answered(**line["answer"]) if "answer" in line else Traffic(**line["traffic"]))
+            if (has := found["format"]) == _FORMAT:
+                for line in lines:
+                    self._take(Answered(**line["answer"]) if "answer" in line else Traffic(**line["traffic"]))
         except (ValueError, KeyError, TypeError, ValidationError):
             raise UserError(f"{self._path}: is there, and holds no answers of tokenrouter eval") from None
+        if has != _FORMAT:
+            why = "; it has the server's counts of whole sittings only, and what was given at their end" * (has == 1)
+            raise UserError(
+                f"{self._path}: is of format {has!r}, by another version of tokenrouter{why}; this version reads format"
+                f" {_FORMAT}: give another --output, or remove the file"
+            )
         for key in {**settings, **found}:
             if settings.get(key) != found.get(key):
                 raise UserError(

@@ -21,8 +21,6 @@ from tools.evaluation.tasks import Question
 
 __all__ = ["Asking", "ask_all"]
 
-Matrix = list[list[float]]
-
 
 @dataclass(frozen=True)
 class Asking:
@@ -56,8 +54,7 @@ def ask_all(
     asked = [q for q in questions if q.id not in file.answers]
     if not asked:
         return
-    before = None if control is None else control.traffic()["counts"]
-    beliefs: list[Matrix] = []
+    counting = None if control is None else _Counting(control, file)
     began = time.monotonic()
 
     def one(question: Question) -> Answered:
@@ -77,14 +74,15 @@ def ask_all(
                         raise
                     failed.append(error)
                 else:
-                    beliefs += _believed(control)
+                    if counting is not None:
+                        counting.answered()
         except BaseException:
             for future in under_way:
                 future.cancel()
             client.close()  # ends the requests under way, and so their threads
             raise
-    if control is not None and before is not None:
-        file.add(_traffic(file.sitting, before, control.traffic()["counts"], beliefs))
+    if counting is not None:
+        counting.end()
     if failed:
         others = f" (and {len(failed) - 1} questions more)" if len(failed) > 1 else ""
         raise GenerationError(failed[0].status, failed[0].message + others)
@@ -124,19 +122,35 @@ def _ask(
     )
 
 
-def _believed(control: ControlClient | None) -> list[Matrix]:
-    """P as the server would give it to the Markov model now; none without a server to ask, or where it can't say."""
-    try:
-        profile = None if control is None else control.traffic()["profile"]
-    except ControlError:  # a server that is gone fails the next request, or the count at the end
-        return []
-    return [] if profile is None else [profile["p"]]
+class _Counting:
+    """What the server counts during a sitting, written down after each answer. Raises ControlError, UserError."""
 
+    def __init__(self, control: ControlClient, file: AnswerFile) -> None:
+        self._control = control
+        self._file = file
+        self._before = control.traffic()["counts"]
+        self._beliefs: list[list[list[float]]] = []
 
-def _traffic(sitting: int, before: dict[str, Any], after: dict[str, Any], beliefs: Sequence[Matrix]) -> Traffic:
-    def grown(name: str) -> list[list[int]]:
-        pairs = zip(after[name], before[name], strict=True)
-        return [[now - then for now, then in zip(*rows, strict=True)] for rows in pairs]
+    def answered(self) -> None:
+        """One more. That the server can't be asked now is no reason to lose the others: the next count has all."""
+        try:
+            measured = self._control.traffic()
+        except ControlError:
+            return
+        if (profile := measured["profile"]) is not None:
+            self._beliefs.append(profile["p"])
+        self._write(measured["counts"])
 
-    given = np.mean(beliefs, axis=0).tolist() if beliefs else None
-    return Traffic(sitting=sitting, outcomes=grown("outcomes"), tokens=grown("tokens"), given=given)
+    def end(self) -> None:
+        """All are answered, or failed."""
+        self._write(self._control.traffic()["counts"])
+
+    def _write(self, counts: dict[str, Any]) -> None:
+        def grown(name: str) -> list[list[int]]:
+            pairs = zip(counts[name], self._before[name], strict=True)
+            return [[now - then for now, then in zip(*rows, strict=True)] for rows in pairs]
+
+        given = np.mean(self._beliefs, axis=0).tolist() if self._beliefs else None
+        self._file.add(
+            Traffic(sitting=self._file.sitting, outcomes=grown("outcomes"), tokens=grown("tokens"), given=given)
+        )

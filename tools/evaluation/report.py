@@ -24,12 +24,13 @@ SLM_ONLY, LLM_ONLY, RANDOM = "SLM only", "LLM only", "random"  # groups
 
 
 class SweepResult(BaseModel):
-    """settings: what all points have in common. query_entropy, query_random: see `query_level`."""
+    """settings: what all points have in common. controls: point -> the random one at its share; None = there can't be
+    one, as all of the point's tokens are one model's. query_entropy, query_random: see `query_level`."""
 
     settings: dict[str, Any]
     models: list[str]
     points: list[PointResult]
-    controls: dict[str, str] = {}  # point -> the random one at its share
+    controls: dict[str, str | None] = {}
     query_entropy: list[QueryPoint] = []
     query_random: list[QueryPoint] = []
 
@@ -77,7 +78,6 @@ def markdown(result: SweepResult) -> str:
 def _quality(result: SweepResult) -> list[str]:
     rows = []
     for point in result.points:
-        control = result.point(result.controls.get(point.label, ""))
         query = None if point.group in (SLM_ONLY, LLM_ONLY) else result.query_at(point.llm_share)
         way = "" if point.way is None else f"{point.way:.0%} ({point.way_low:.0%} to {point.way_high:.0%})"
         rows.append(
@@ -87,7 +87,7 @@ def _quality(result: SweepResult) -> list[str]:
                 "accuracy (95 %)": f"{point.accuracy:.1%} ({point.low:.1%} to {point.high:.1%})",
                 "LLM's tokens": f"{point.llm_share:.1%}",
                 "way to the LLM": way,
-                "random at that share": "" if control is None else f"{control.accuracy:.1%} at {control.llm_share:.1%}",
+                "random at that share": _control(result, point.label),
                 "query level there": "" if query is None else f"{query:.1%}",
                 "handoffs": f"{point.handoffs:.1f}",
                 "tokens": f"{point.tokens:.0f}",
@@ -96,6 +96,16 @@ def _quality(result: SweepResult) -> list[str]:
             }
         )
     return _table(rows)
+
+
+def _control(result: SweepResult, label: str) -> str:
+    if label not in result.controls:
+        return ""
+    named = result.controls[label]
+    if named is None:
+        return "none: one model's tokens only"
+    control = result.point(named)
+    return "" if control is None else f"{control.accuracy:.1%} at {control.llm_share:.1%}"
 
 
 def _probabilities(result: SweepResult) -> list[str]:

@@ -47,10 +47,11 @@ def evaluate(
     label = " ".join([deployment.router.name, *(f"{k}={v}" for k, v in router_params.items())])
     point = Point(label, deployment.router.name, deployment.router, router_params)
     bench = Bench(spec, deployment, folder, console)
-    if bench.missing(point):
-        with _serving(deployment, server, url, console) as (grpc_url, control):
-            bench.ask(point, grpc_url, control)
-    return report(bench, [point], {}, folder)
+    with bench.alone():
+        if bench.missing(point):
+            with _serving(deployment, server, url, console) as (grpc_url, control):
+                bench.ask(point, grpc_url, control)
+        return report(bench, [point], {}, folder)
 
 
 @contextmanager

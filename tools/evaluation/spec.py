@@ -57,8 +57,8 @@ class SweepSpec(_Config):
     """deployment: whose models and limits serve; its router is replaced. problems: see `tasks.selected`.
 
     temperature: of routers that must sample; the others are asked greedily.
-    controls: for each point random routing at its LLM share. control_tolerance: points whose shares are this near
-    have one in common.
+    controls: for each point random routing at its LLM share, if that is neither 0 nor 1. control_tolerance: points
+    whose shares are this near have one in common.
     query_level: the router that decides once per request. first_tokens: of the answer, whose entropy it looks at.
     speed: report tokens/s; false where the machine does other things meanwhile.
     """

@@ -72,11 +72,14 @@ class PointResult(BaseModel):
     def of(
         cls,
         answers: Sequence[Answered],
-        traffic: Sequence[Traffic],
+        traffic: Mapping[int, Traffic],
         models: Sequence[str],
         **named: Any,
     ) -> PointResult:
-        """The figures of at least one answer. named: label, group, value, router, router_params."""
+        """The figures of at least one answer.
+
+        traffic: by sitting. named: label, group, value, router, router_params.
+        """
         passed = sum(a.passed for a in answers)
         tokens = sum(len(a.ids) for a in answers)
         by_entry = sum(a.by_model.get(models[0], 0) for a in answers)
@@ -135,23 +138,26 @@ def _seconds(answers: Iterable[Answered]) -> float:
     return sum(end - begin for begin, end in sittings.values())
 
 
-def _rates(answers: Sequence[Answered], traffic: Sequence[Traffic], models: Sequence[str]) -> Rates | None:
-    """None where the server wasn't counted."""
-    if not traffic:
+def _rates(answers: Sequence[Answered], traffic: Mapping[int, Traffic], models: Sequence[str]) -> Rates | None:
+    """None where the server wasn't counted in each sitting that gave answers: the counts of the others wouldn't be
+    those of the answers."""
+    sittings = {a.sitting for a in answers}
+    if not sittings <= traffic.keys():
         return None
-    outcomes = np.sum([t.outcomes for t in traffic], axis=0)
-    tokens = np.sum([t.tokens for t in traffic], axis=0)
+    counted = [traffic[sitting] for sitting in sorted(sittings)]
+    outcomes = np.sum([t.outcomes for t in counted], axis=0)
+    tokens = np.sum([t.tokens for t in counted], axis=0)
     steps = outcomes / np.maximum(outcomes.sum(axis=1, keepdims=True), 1)
     c = tokens / np.maximum(outcomes, 1)
     return Rates(
-        steps=steps.tolist(), answers=_from_answers(answers, models, c), given=_given(answers, traffic), c=c.tolist()
+        steps=steps.tolist(), answers=_from_answers(answers, models, c), given=_given(answers, counted), c=c.tolist()
     )
 
 
 def _given(answers: Sequence[Answered], traffic: Sequence[Traffic]) -> list[list[float]] | None:
     """The mean over the sittings that have one, by how many answers each gave."""
     given = [(t.given, sum(a.sitting == t.sitting for a in answers)) for t in traffic if t.given is not None]
-    if not any(weight for _, weight in given):
+    if not given:
         return None
     mean: list[list[float]] = np.average([p for p, _ in given], axis=0, weights=[w for _, w in given]).tolist()
     return mean

@@ -6,7 +6,8 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from python_backends.token_router.tokenizer import Tokenizer
 from routers import RouterConfig
 from routers.neural import NeuralParams
 from routers.weights import locate_router
+from tools.alone import alone
 from tools.commands.outputs import new_figure
 from tools.control import ControlClient
 from tools.deployment import Deployment
@@ -34,6 +36,7 @@ from tools.own_server import own_server_of
 __all__ = ["Bench", "sweep"]
 
 _RANDOM = RouterConfig(name="random")
+_LOCK = ".lock"
 
 # of an engine's configuration: how much it holds, in which memory, and how long things take
 _NEVER_MATTERS = frozenset(
@@ -76,6 +79,17 @@ class Bench:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"--output: {folder}: can't be made: {error.strerror}") from error
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """While the folder is worked in. Raises UserError when another process does so."""
+        refused = f"--output: another `tokenrouter eval` works in {self._folder}; wait for its end, or give another"
+        with ExitStack() as held:
+            try:
+                held.enter_context(alone(self._folder / _LOCK, refused))
+            except OSError as error:
+                raise UserError(f"--output: {self._folder}: can't be written: {error.strerror}") from error
+            yield
 
     def file(self, point: Point) -> AnswerFile:
         """The answers to a point so far."""
@@ -146,27 +160,38 @@ def sweep(spec: SweepSpec, deployment: Deployment, folder: Path, console: Consol
         raise UserError(f"a sweep needs a small and a large model; the deployment has {', '.join(models)}")
     if len(models) > 2 and spec.controls:
         raise UserError(f"controls: true is for two models; the deployment has {', '.join(models)}; allowed: false")
-    alone = [_alone(SLM_ONLY, 0), _alone(LLM_ONLY, len(models) - 1)]
+    models_alone = [_alone(SLM_ONLY, 0), _alone(LLM_ONLY, len(models) - 1)]
     points = [point for router in spec.routers for point in points_of(router, models)]
-    _check_files([*alone, *points])
+    _check_files([*models_alone, *points])
     bench = Bench(spec, deployment, folder, console)
-    for point in [*alone, *points]:
+    with bench.alone():
+        return _swept(bench, models_alone, points, folder)
+
+
+def _swept(bench: Bench, models_alone: Sequence[Point], points: Sequence[Point], folder: Path) -> SweepResult:
+    spec = bench.spec
+    for point in [*models_alone, *points]:
         bench.file(point)  # settings that don't fit are told before the first hour of work
     measured: list[Point] = []
-    for group in _groups([*alone, *points]):
+    for group in _groups([*models_alone, *points]):
         _measure(bench, group)
         measured += group
         report(bench, measured, {}, folder)
     controls = _controls(bench, points) if spec.controls else {}
     own = {point.label for point in measured}  # a random point that the spec asks for may be a control too
-    added = {c.label: c for c in controls.values() if c.label not in own}
+    added = {c.label: c for c in controls.values() if c is not None and c.label not in own}
     _measure(bench, list(added.values()))
-    beside = {label: control.label for label, control in controls.items()}
+    beside = {label: None if control is None else control.label for label, control in controls.items()}
     return report(bench, [*measured, *added.values()], beside, folder, query_level=spec.query_level)
 
 
 def report(
-    bench: Bench, measured: Sequence[Point], controls: dict[str, str], folder: Path, *, query_level: bool = False
+    bench: Bench,
+    measured: Sequence[Point],
+    controls: dict[str, str | None],
+    folder: Path,
+    *,
+    query_level: bool = False,
 ) -> SweepResult:
     """Writes the report on these points into the folder. Raises UserError."""
     spec = bench.spec
@@ -250,22 +275,30 @@ def _alone(label: str, model: int) -> Point:
     return Point(label, label, RouterConfig(name="single"), {"model": model})
 
 
-def _controls(bench: Bench, points: Sequence[Point]) -> dict[str, Point]:
-    """For each point the random one at its share of tokens, if there is a choice at that share: one that the spec asks
-    for, or one that another point has already, if it is near."""
+def _controls(bench: Bench, points: Sequence[Point]) -> dict[str, Point | None]:
+    """For each point the random one at its share of tokens: one that the spec asks for, or one that another point has
+    already, if it is near. None where all tokens are one model's: there is no choice to make at random."""
     tolerance = bench.spec.control_tolerance
-    chosen = {point.overrides["p"]: point for point in points if point.router == _RANDOM and "p" in point.overrides}
+    asked = {point.overrides["p"]: point for point in points if point.router == _RANDOM and "p" in point.overrides}
+    chosen = {p: point for p, point in asked.items() if 0 < p < 1}
     routed = [point for point in points if point.router.name != _RANDOM.name]
-    controls = {}
+    controls: dict[str, Point | None] = {}
     for share, label in sorted((bench.result(point).llm_share, point.label) for point in routed):
-        if not tolerance < share < 1 - tolerance:
+        if not 0 < share < 1:
+            controls[label] = None
             continue
         p = min(chosen, key=lambda p: abs(p - share), default=math.inf)
         if abs(p - share) > tolerance:
-            p = round(share, 4)
+            p = _rounded(share)
             chosen[p] = Point(f"{RANDOM} p={p}", RANDOM, _RANDOM, {"p": p}, p)
         controls[label] = chosen[p]
     return controls
+
+
+def _rounded(share: float) -> float:
+    """To 4 decimals, where that leaves a choice."""
+    p = round(share, 4)
+    return p if 0 < p < 1 else share
 
 
 def _engine(config: dict[str, Any]) -> dict[str, Any]:

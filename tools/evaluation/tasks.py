@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from tools.errors import UserError
 from tools.evaluation import humaneval, reasoning
@@ -51,11 +51,12 @@ class HumanEvalTask(_Config):
 
 
 class ReasoningTask(_Config):
-    """Tasks of `reasoning-gym`: some of each kind, made from the seed. Routers are trained on other seeds."""
+    """Tasks of `reasoning-gym`: some of each kind, made from the seed. No two seeds have tasks in common but by chance,
+    and none has those that routers are trained on."""
 
     type: Literal["reasoning"] = "reasoning"
     kinds: list[str] = Field(list(reasoning.KINDS), min_length=1)
-    per_kind: PositiveInt = 20
+    per_kind: int = Field(20, ge=1, le=reasoning.MOST)
     seed: int = Field(2026, ge=0)
 
     @field_validator("kinds")

@@ -51,8 +51,12 @@ class Text:
         return b"".join(self.pieces[i] for i in token_ids if i < len(self.pieces)).decode("utf-8", errors="replace")
 
     def ended(self, token_ids: Sequence[int]) -> bool:
-        """Whether an answer that has grown by its last token is complete."""
-        if token_ids[-1] in self.eos or len(token_ids) >= self.most:
+        """Whether an answer that has grown by its last token is at its end, or as long as it may be."""
+        return len(token_ids) >= self.most or self.complete(token_ids)
+
+    def complete(self, token_ids: Sequence[int]) -> bool:
+        """Whether an answer that has grown by its last token ends by itself."""
+        if token_ids[-1] in self.eos:
             return True
         # a stop text's last character is in the last token: the few before it hold the rest
         tail = self.of(token_ids[-max(map(len, self.stop), default=0) - 1 :])
@@ -88,7 +92,8 @@ class Branch:
     """An answer left at `position` (from 0) with another token.
 
     token_ids: what stands there then, that token first. equal: whether the next statement is the same but for its
-    form; None = not looked at. whole: whether token_ids go to the end of the answer.
+    form; None = not looked at, or cut off in it. whole: whether token_ids go to the end of the answer, and weren't
+    cut off at the longest one.
     """
 
     position: int
@@ -153,12 +158,13 @@ def branches(
         start = len(prompt) + position
         token_ids, equal, row = [token], None, None
         while True:
-            done = text.ended([*given[:position], *token_ids])
+            sequence = [*given[:position], *token_ids]
+            complete = text.complete(sequence)
             if equal is None:
-                statement = next_statement(line + text.of(token_ids), code, done)
+                statement = next_statement(line + text.of(token_ids), code, complete)
                 equal = None if statement is None else statement == original
-            if done or equal or (equal is False and not whole):
-                found.append(Branch(position, token_ids, bool(equal), done))
+            if text.ended(sequence) or equal or (equal is False and not whole):
+                found.append(Branch(position, token_ids, equal, complete))
                 break
             row = yield Ask(start + len(token_ids) - 1, token_ids[-1:])
             token_ids.append(int(_asked(row).logits.argmax()))
@@ -194,7 +200,7 @@ def rollouts(
                 row = yield Ask(held[1], sequence[held[1] :], model=1)
                 held[1] = len(sequence)
             sequence.append(int(_asked(row).logits.argmax()))
-        found.append(Branch(position, sequence[start:], None, True))
+        found.append(Branch(position, sequence[start:], None, text.complete(sequence[len(prompt) :])))
     return found
 
 

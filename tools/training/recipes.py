@@ -57,6 +57,10 @@ class Recipe(Protocol):
         round before."""
         ...
 
+    def inputs(self, tokens: Tokens) -> list[torch.Tensor]:
+        """What the network reads when it is served, FP32 [n, ...] each."""
+        ...
+
     def prepare(self, tokens: Tokens, train: torch.Tensor) -> Prepared:
         """The network, its inputs and losses; the scaling is that of the rows `train`."""
         ...
@@ -133,8 +137,11 @@ class R2R:
             labels = r2r_labels(tokens, arrays["argmax"], verdicts[prompt.id])
             yield Text(prompt.id, arrays, _logprobs(answer), tokens, labels)
 
+    def inputs(self, tokens: Tokens) -> list[torch.Tensor]:
+        return [tokens.hidden, tokens.top_logits, self.embed(tokens.choice)]
+
     def prepare(self, tokens: Tokens, train: torch.Tensor) -> Prepared:
-        raw = [tokens.hidden, tokens.top_logits, self.embed(tokens.choice)]
+        raw = self.inputs(tokens)
         # hidden state and embedding have ten times as many columns as the logits, and say less each
         scalings = [
             Scaling.standard(raw[0][train], 0.03),
@@ -195,6 +202,9 @@ class Citer:
 
         yield from _gold_texts(stages, labels)
 
+    def inputs(self, tokens: Tokens) -> list[torch.Tensor]:
+        return [tokens.hidden]
+
     def prepare(self, tokens: Tokens, train: torch.Tensor) -> Prepared:
         scaling = Scaling.standard(tokens.hidden[train])
         arguments: dict[str, Any] = {"hidden_size": tokens.hidden.shape[1]}
@@ -205,8 +215,9 @@ class Citer:
             _warm_up(1 - _unsure(tokens), self.fit),
             Phase(weighted_loss(suffices, 1.0), ranking_loss(suffices), self.fit),
         ]
-        inputs = _scaled([scaling], [tokens.hidden])
-        return Prepared(network, arguments, inputs, phases, lambda: scaling.fold(network.up), [tokens.hidden])
+        raw = self.inputs(tokens)
+        inputs = _scaled([scaling], raw)
+        return Prepared(network, arguments, inputs, phases, lambda: scaling.fold(network.up), raw)
 
     def facts(self) -> dict[str, Any]:
         return {"rollouts": self.rollouts, "width": self.width, **asdict(self.fit)}
@@ -231,6 +242,9 @@ class CoLLM:
     def texts(self, stages: Stages, number: int, before: nn.Module | None) -> Iterator[Text]:
         yield from _gold_texts(stages, lambda _, gold, slm, llm: co_llm_labels(gold, slm, llm))
 
+    def inputs(self, tokens: Tokens) -> list[torch.Tensor]:
+        return [tokens.hidden]
+
     def prepare(self, tokens: Tokens, train: torch.Tensor) -> Prepared:
         scaling = Scaling.standard(tokens.hidden[train], 0.1)
         arguments: dict[str, Any] = {"hidden_size": tokens.hidden.shape[1]}
@@ -243,8 +257,9 @@ class CoLLM:
         if self.marginal:
             marginal = marginal_loss(tokens.slm_logprobs, tokens.llm_logprobs)
             phases.append(Phase(marginal, marginal, self.fit))
-        inputs = _scaled([scaling], [tokens.hidden])
-        return Prepared(network, arguments, inputs, phases, lambda: scaling.fold(network.output), [tokens.hidden])
+        raw = self.inputs(tokens)
+        inputs = _scaled([scaling], raw)
+        return Prepared(network, arguments, inputs, phases, lambda: scaling.fold(network.output), raw)
 
     def facts(self) -> dict[str, Any]:
         return {"marginal": self.marginal, **asdict(self.fit)}

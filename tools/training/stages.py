@@ -4,7 +4,6 @@ there yet; the algorithms share those that they have in common."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -22,11 +21,11 @@ from tools.training.jobs import Answer, Branch, Followed, Policy, Text, first_st
 from tools.training.judges import Case, Judge
 from tools.training.labels import mismatches
 from tools.training.options import DataOptions
-from tools.training.prompts import Prompt, choose_prompts, passes
+from tools.training.prompts import Prompt, choose_prompts, fingerprint, passes
 from tools.training.work_folder import Records, WorkFolder
 from tools.training.workers import Item, Pool, Setup
 
-__all__ = ["PROMPT_TOKENS", "Pair", "Stages"]
+__all__ = ["PROMPT_TOKENS", "Pair", "Stages", "kept_prompts"]
 
 _SANDBOXES = 2
 PROMPT_TOKENS = 400  # of a prompt, at most
@@ -77,12 +76,12 @@ class Stages:
             for prompt in chosen:
                 if prompt.id not in kept:
                     kept.add(prompt.id, asdict(prompt))
-        return [Prompt(**{name: value for name, value in kept[key].items() if name != "key"}) for key in kept]
+        return kept_prompts(kept)
 
     @property
     def fingerprint(self) -> str:
-        """Of the prompts: 16 hex digits."""
-        return hashlib.sha256("\n".join(p.id + p.text for p in self.prompts).encode()).hexdigest()[:16]
+        """Of the prompts."""
+        return fingerprint(self.prompts)
 
     def token_ids(self, prompt: Prompt) -> list[int]:
         """The prompt as the models get it."""
@@ -184,7 +183,8 @@ class Stages:
                     continue
                 original = given[at:] if whole else first_statement(given, at, prompt.kind == "code", text)
                 before, one, two = map(self.read, (given[:at], original, branch["token_ids"]))
-                found[str(at)] = judge(Case(prompt, before, one, two, passed))
+                cut_off = branch["equal"] is None or (whole and not branch["whole"])
+                found[str(at)] = judge(Case(prompt, before, one, two, passed, cut_off))
             return prompt.id, found
 
         left = [p for p in self.prompts if p.id not in kept]
@@ -194,7 +194,8 @@ class Stages:
 
     def rollouts(self, name: str, most: int, policy: Policy | None) -> dict[str, dict[int, bool]]:
         """A round of CITER's, kept under `name`: of each reference, by position, whether the answer that follows from
-        the small model's token is right, where neither model says the gold one. At most `most` positions of a text."""
+        the small model's token is right, where neither model says the gold one. At most `most` positions of a text.
+        An answer that is cut off counts as it stands: CITER's own roll-outs have a limit too."""
         self.follow_references()
         prompts = {p.id: p for p in self.prompts}
         keys = [key for key in self.gold if not self.outcomes[key]]
@@ -269,6 +270,11 @@ class Stages:
         with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=self.console) as progress:
             task = progress.add_task(what, total=total, completed=before)
             yield lambda: progress.advance(task)
+
+
+def kept_prompts(records: Records) -> list[Prompt]:
+    """Those of a work folder's file, in their order."""
+    return [Prompt(**{name: value for name, value in records[key].items() if name != "key"}) for key in records]
 
 
 def _keep_branches(kept: Records, key: str, found: Sequence[Branch]) -> None:

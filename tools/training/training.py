@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -49,7 +48,14 @@ def train_router(recipe: Recipe, stages: Stages, target: Target, output: Path, v
 
     Raises UserError when the prompts give no token to learn from.
     """
-    began, seed = time.monotonic(), stages.options.seed
+    with stages.folder.sitting(recipe.algorithm) as minutes:
+        return _train(recipe, stages, target, output, vocab_size, minutes)
+
+
+def _train(
+    recipe: Recipe, stages: Stages, target: Target, output: Path, vocab_size: int, minutes: Callable[[], float | None]
+) -> dict[str, Any]:
+    seed = stages.options.seed
     before: torch.nn.Module | None = None
     split = split_of(stages.prompts, seed)
     for number in range(1, recipe.rounds + 1):
@@ -86,7 +92,12 @@ def train_router(recipe: Recipe, stages: Stages, target: Target, output: Path, v
         metrics=metrics,
     )
     save_router(output, header, _in_fp16(trained.network))
-    facts = {**header.model_dump(), "held_out_loss": histories, "minutes": round((time.monotonic() - began) / 60, 1)}
+    taken = minutes()
+    facts = {
+        **header.model_dump(),
+        "held_out_loss": histories,
+        "minutes": None if taken is None else round(taken, 1),  # of all sittings with this algorithm in this folder
+    }
     title = f"{recipe.algorithm} for {' and '.join(stages.pair.weights)}"
     write_report(output.parent, output.stem, title, judged, cut, facts)
     return facts

@@ -3,22 +3,26 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tools.alone import alone
 from tools.errors import UserError
 
 __all__ = ["Checkpoint", "Records", "WorkFolder"]
 
 _OPTIONS = "options.json"
+_MINUTES = "minutes.json"
+_KEPT_EVERY_S = 10.0  # so much of a sitting that is killed isn't counted, at most
 
 
 class Records:
@@ -98,6 +102,7 @@ class WorkFolder:
                 if any(path.iterdir()):
                     raise UserError(f"--work: {path} is no folder of `tokenrouter train`, and isn't empty")
                 (path / _OPTIONS).write_text(json.dumps(wanted, indent=1) + "\n", encoding="utf-8")
+                (path / _MINUTES).write_text("{}\n", encoding="utf-8")
         except (OSError, ValueError) as error:
             raise UserError(f"--work: {path} can't be used: {error}") from error
         if found is not None and found != wanted:
@@ -109,14 +114,43 @@ class WorkFolder:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """While it is worked in. Raises UserError when another process does so: each would drop the line that the other
-        one is writing. The lock is the kernel's and ends with its process."""
-        with (self.path / _OPTIONS).open("r+b") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise UserError(f"--work: another `tokenrouter train` works in {self.path}; wait for its end") from None
+        """While it is worked in. Raises UserError when another process does so."""
+        refused = f"--work: another `tokenrouter train` works in {self.path}; wait for its end"
+        with alone(self.path / _OPTIONS, refused):
             yield
+
+    @contextmanager
+    def sitting(self, name: str) -> Iterator[Callable[[], float | None]]:
+        """While something of that name is worked at. Gives what says how many minutes that has taken so far, in this
+        sitting and all before it, however they ended; None = unknown: the folder is of a version that didn't count."""
+        path = self.path / _MINUTES
+        earlier: dict[str, float] | None = None
+        with suppress(OSError, ValueError):
+            earlier = json.loads(path.read_text(encoding="utf-8"))
+        began, over = monotonic(), threading.Event()
+
+        def minutes() -> float | None:
+            return None if earlier is None else earlier.get(name, 0.0) + (monotonic() - began) / 60
+
+        def keep() -> None:
+            if earlier is not None:
+                with suppress(OSError):  # a full disk is told where the work is written
+                    part = path.with_suffix(".part")
+                    part.write_text(json.dumps({**earlier, name: minutes()}) + "\n", encoding="utf-8")
+                    part.replace(path)
+
+        def keep_now_and_then() -> None:
+            while not over.wait(_KEPT_EVERY_S):
+                keep()
+
+        keeper = threading.Thread(target=keep_now_and_then, daemon=True)
+        keeper.start()
+        try:
+            yield minutes
+        finally:
+            over.set()
+            keeper.join()
+            keep()
 
     def records(self, name: str) -> Records:
         """The records of a stage."""

@@ -17,14 +17,15 @@ __all__ = ["Traffic"]
 
 _ENOUGH_OUTCOMES = 40  # of each model
 _ENOUGH_STEPS = 10
+_SETTLED_EVERY = 30  # outcomes of a model: half of what its short memory holds
 
 
 class Traffic:
     """models: their names. clock: seconds, monotonic.
 
     Latencies are in the engine's own time (StepStats.compute_ms), so that what the runtime adds doesn't count.
-    Everything is forgotten by observations, not by time: an idle night changes nothing. See `RoutingRow`,
-    `RunLengths` and `StepTimes`.
+    Everything is forgotten by observations, not by time: an idle night changes nothing, and neither does a reader,
+    however often it reads. See `RoutingRow`, `RunLengths` and `StepTimes`.
     """
 
     def __init__(self, models: Sequence[str], clock: Callable[[], float]) -> None:
@@ -33,6 +34,7 @@ class Traffic:
         self._clock = clock
         self._rows = [RoutingRow(n) for _ in models]
         self._runs = [RunLengths() for _ in models]
+        self._unsettled = [0] * n
         self._times = [StepTimes(n - 1) for _ in models]
         self._others = [[j for j in range(n) if j != i] for i in range(n)]
         self._stays: list[dict[int, int]] = [{} for _ in models]  # by rid: steps of the present run so far
@@ -86,7 +88,7 @@ class Traffic:
         """Request `rid` has made this many steps at `model`, one token committed by each, and stays."""
         if not steps:
             return
-        self._rows[model].observe(model, steps, steps)
+        self._led(model, model, steps, steps)
         stays, runs = self._stays[model], self._runs[model]
         before = stays.get(rid, 0)
         stays[rid] = before + steps
@@ -95,7 +97,7 @@ class Traffic:
 
     def left(self, model: int, rid: int, to: int, committed: int) -> None:
         """After one more step, request `rid` goes from `model` to model `to`, with `committed` tokens kept."""
-        self._rows[model].observe(to, committed)
+        self._led(model, to, committed, 1)
         self._runs[model].observe(self._stays[model].pop(rid, 0) + 1, left=True)
 
     def finished(self, rid: int) -> None:
@@ -106,13 +108,10 @@ class Traffic:
     # What is known
 
     def profile(self, largest: int) -> Profile | None:
-        """What the traffic is now; None while a model has made too few steps to say.
+        """What the traffic is now; None while a model has made too few steps to say. Reads only.
 
         largest: the number of requests that a batch may hold.
         """
-        for row, runs in zip(self._rows, self._runs, strict=True):
-            if row.settle():
-                runs.forget()
         if any(row.observed < _ENOUGH_OUTCOMES for row in self._rows):
             return None
         if any(times.observed < _ENOUGH_STEPS for times in self._times):
@@ -148,6 +147,15 @@ class Traffic:
             "steps": list(self.steps),
             "sessions": list(self.sessions),
         }
+
+    def _led(self, model: int, to: int, committed: int, steps: int) -> None:
+        """So many steps, after which a request is at model `to`."""
+        self._rows[model].observe(to, committed, steps)
+        self._unsettled[model] += steps
+        if self._unsettled[model] >= _SETTLED_EVERY:
+            self._unsettled[model] = 0
+            if self._rows[model].settle():
+                self._runs[model].forget()
 
     def _busy(self, model: int, now: float) -> float:
         since = self._since[model]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -22,10 +23,41 @@ def test_a_run_goes_on_where_it_was(tmp_path: Path) -> None:
     first.add(TRAFFIC)
     again = AnswerFile(path, SETTINGS)
     assert again.answers == {"q/1": answered(1, slm=3)}
-    assert again.traffic == [TRAFFIC]
+    assert again.traffic == {0: TRAFFIC}
     assert (first.sitting, again.sitting) == (0, 1)
     again.add(answered(0, slm=2, sitting=1))
     assert [a.id for a in AnswerFile(path, SETTINGS).of(["q/0", "q/1", "q/2"])] == ["q/0", "q/1"]
+
+
+def test_the_last_counts_of_each_sitting_stand(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    last = TRAFFIC.model_copy(update={"outcomes": [[19, 1], [1, 0]]})
+    second = TRAFFIC.model_copy(update={"sitting": 1})
+    for sitting in ([TRAFFIC, last], [second]):
+        file = AnswerFile(path, SETTINGS)
+        assert file.sitting == sitting[0].sitting  # one whose questions all failed was one, too
+        for line in sitting:
+            file.add(line)
+    assert file.traffic == AnswerFile(path, SETTINGS).traffic == {0: last, 1: second}
+
+
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        (
+            1,
+            r"is of format 1, by another version .*counts of whole sittings only.*; this version reads format 2",
+        ),
+        (3, r"a.jsonl: is of format 3, by another version of tokenrouter; this version reads format 2: give another"),
+    ],
+)
+def test_a_file_of_another_format_is_told_as_that(tmp_path: Path, form: int, message: str) -> None:
+    path = tmp_path / "a.jsonl"
+    content = json.dumps({"settings": {"format": form, **SETTINGS}}) + '\n{"answer": {"of": "another"}}\n'
+    path.write_text(content)
+    with pytest.raises(UserError, match=message):
+        AnswerFile(path, SETTINGS)
+    assert path.read_text() == content
 
 
 def test_a_line_that_a_crash_cut_off_is_asked_again(tmp_path: Path) -> None:
@@ -52,7 +84,15 @@ def test_answers_of_other_settings_are_not_mixed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", ["notes\n", "{}\n", '{"settings": 3}\n', '{"settings": {"format": 1}}\n{"answer": {"id": "x"}}\n', "[1]"]
+    "content",
+    [
+        "notes\n",
+        "{}\n",
+        '{"settings": 3}\n',
+        "[1]",
+        '{"settings": {}}\n',
+        '{"settings": {"format": 2}}\n{"answer": {"id": "x"}}\n',
+    ],
 )
 def test_a_file_of_something_else_is_left_alone(tmp_path: Path, content: str) -> None:
     path = tmp_path / "a.jsonl"

@@ -27,7 +27,7 @@ class Control:
 
     def traffic(self) -> dict[str, Any]:
         belief = next(self._beliefs)
-        if isinstance(belief, Exception):
+        if isinstance(belief, BaseException):
             raise belief
         self._steps += 10
         counts = {"outcomes": [[self._steps, 1], [1, 0]], "tokens": [[self._steps, 0], [1, 0]]}
@@ -57,20 +57,36 @@ def asked(control: Any, path: Path, monkeypatch: pytest.MonkeyPatch, questions: 
 def test_a_belief_is_the_mean_over_the_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before, after each answer, at the end. That it knew nothing yet, or couldn't be asked, isn't a belief of zero."""
     control = Control(None, None, [[0.9, 0.1], [1, 0]], [[0.7, 0.3], [0.8, 0.2]], None)
-    (traffic,) = asked(control, tmp_path / "a.jsonl", monkeypatch).traffic
+    traffic = asked(control, tmp_path / "a.jsonl", monkeypatch).traffic[0]
     assert traffic.given == [pytest.approx([0.8, 0.2]), pytest.approx([0.9, 0.1])]
     assert traffic.outcomes == [[40, 0], [0, 0]]
     unheard = Control(None, ControlError("busy"), [[0.9, 0.1], [1, 0]], ControlError("busy"), None)
-    (traffic,) = asked(unheard, tmp_path / "b.jsonl", monkeypatch).traffic
+    traffic = asked(unheard, tmp_path / "b.jsonl", monkeypatch).traffic[0]
     assert traffic.given == [pytest.approx([0.9, 0.1]), [1, 0]]
 
 
 def test_too_little_traffic_gives_no_belief(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (traffic,) = asked(Control(None, None, None), tmp_path / "a.jsonl", monkeypatch, questions=1).traffic
-    assert traffic.given is None
+    file = asked(Control(None, None, None), tmp_path / "a.jsonl", monkeypatch, questions=1)
+    assert file.traffic[0].given is None
+
+
+def test_an_interrupted_sitting_has_what_was_counted_by_its_last_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by Ctrl-C, between the second answer and its count; it would be the same after a kill."""
+    path, believed = tmp_path / "a.jsonl", [[0.9, 0.1], [1, 0]]
+    with pytest.raises(KeyboardInterrupt):
+        asked(Control(None, believed, KeyboardInterrupt()), path, monkeypatch, questions=2)
+    killed = AnswerFile(path, {})
+    assert set(killed.answers) == {"q/0", "q/1"}
+    assert killed.traffic[0].outcomes == [[10, 0], [0, 0]]
+    assert killed.traffic[0].given == believed
+    file = asked(Control(None, None, None), path, monkeypatch)
+    assert {sitting: traffic.outcomes[0][0] for sitting, traffic in file.traffic.items()} == {0: 10, 1: 20}
+    assert [a.sitting for a in file.of(["q/0", "q/1", "q/2"])] == [0, 0, 1]
 
 
 def test_a_server_elsewhere_is_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = asked(None, tmp_path / "a.jsonl", monkeypatch)
     assert len(file.answers) == 3
-    assert file.traffic == []
+    assert file.traffic == {}

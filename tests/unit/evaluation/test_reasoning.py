@@ -6,8 +6,10 @@ from __future__ import annotations
 import pytest
 
 from tools.errors import UserError
+from tools.evaluation import reasoning
 from tools.evaluation.reasoning import KINDS, final_answer, make
 from tools.evaluation.tasks import ReasoningTask, questions
+from tools.training.prompts import REASONING_KINDS, reasoning_prompts
 
 
 @pytest.mark.parametrize(
@@ -33,10 +35,33 @@ def test_every_kind_is_made_the_same_from_a_seed_and_judged_by_its_verifier() ->
     assert [m.question for m in made] != [m.question for m in make(KINDS, 2, 8)]
 
 
+def _asked(seed: int, per_kind: int = 20) -> set[str]:
+    """Of kinds that make hardly any task twice by chance."""
+    return {made.question for made in make(("basic_arithmetic", "chain_sum", "gsm_symbolic"), per_kind, seed)}
+
+
+@pytest.mark.parametrize("near", [1, 2, 19])
+def test_seeds_near_each_other_have_no_task_in_common(near: int) -> None:
+    assert _asked(2026).isdisjoint(_asked(2026 + near))
+
+
+def test_no_task_is_one_of_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    trained = {prompt.text for prompt in reasoning_prompts(60, 0)}
+    assert all(trained.isdisjoint(_asked(seed)) for seed in (0, 2026, 19_999, 20_000, 20_001))
+    monkeypatch.setattr(reasoning, "_first_seed", lambda kind, seed: seed)
+    assert len(trained & _asked(20_001)) > 20  # as the package has it
+
+
+def test_the_package_s_seeds_are_blocks_above_training_s() -> None:
+    seeds = [reasoning._first_seed(kind, seed) for kind in REASONING_KINDS for seed in range(500)]
+    assert len(set(seeds)) == len(seeds)
+    assert all(seed >= reasoning.MOST > 20_000 + 1000 and seed % reasoning.MOST == 0 for seed in seeds)
+
+
 def test_answers_are_judged() -> None:
     (question,) = questions(ReasoningTask(kinds=["chain_sum"], per_kind=1, seed=1))
-    assert "4 - 1 - 7" in question.messages[0]["content"]
-    assert question.judge("so\nAnswer: -4").passed
+    assert "9 + 4 =" in question.messages[0]["content"]
+    assert question.judge("so\nAnswer: 13").passed
     assert question.judge("so\nAnswer: 4").detail == "answered '4'"
     assert question.judge("so -4").detail == "no answer given"
 

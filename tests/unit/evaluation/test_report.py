@@ -19,7 +19,7 @@ from tools.evaluation.summary import PointResult
 def point(label: str, group: str, passed: int, share: float) -> PointResult:
     llm = round(share * 100)
     answers = [answered(n, n < passed, slm=100 - llm, llm=llm) for n in range(10)]
-    return PointResult.of(answers, [], ["slm", "llm"], label=label, group=group, router="r", router_params={})
+    return PointResult.of(answers, {}, ["slm", "llm"], label=label, group=group, router="r", router_params={})
 
 
 @pytest.fixture
@@ -44,6 +44,13 @@ def test_a_point_stands_beside_what_it_must_beat(result: SweepResult) -> None:
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     assert cells[:4] == ["rstitch tau=0.1", "7/10", "70.0% (39.7% to 89.2%)", "10.0%"]
     assert cells[5:7] == ["50.0% at 10.0%", "44.0%"]
+
+
+@pytest.mark.parametrize(("controls", "cell"), [({}, ""), ({"rstitch tau=0.1": None}, "none: one model's tokens only")])
+def test_a_point_without_a_control_says_why(result: SweepResult, controls: dict[str, str | None], cell: str) -> None:
+    text = markdown(result.model_copy(update={"controls": controls}))
+    (row,) = [line for line in text.splitlines() if line.startswith("| rstitch")]
+    assert row.split("|")[6].strip() == cell
 
 
 def test_a_speed_that_is_not_reported_is_an_empty_cell(result: SweepResult) -> None:

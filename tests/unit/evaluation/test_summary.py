@@ -27,7 +27,7 @@ def test_figures_of_a_point() -> None:
         answered(1, passed=False, slm=50, llm=50, handoffs=99, last="llm", sent_s=1.0, ended_s=10.0),
         answered(2, slm=100, sitting=1, sent_s=5.0, ended_s=15.0),
     ]
-    result = PointResult.of(answers, [], MODELS, **NAMED)
+    result = PointResult.of(answers, {}, MODELS, **NAMED)
     assert (result.questions, result.passed) == (3, 2)
     assert (result.low, result.high) == wilson(2, 3)
     assert result.llm_share == pytest.approx(0.2)
@@ -45,7 +45,7 @@ def test_rates_of_a_router_that_drops_what_it_hands_over() -> None:
         answered(1, slm=50, llm=50, handoffs=99, last="llm"),
     ]
     traffic = Traffic(sitting=0, outcomes=[[140, 60], [59, 1]], tokens=[[140, 0], [59, 1]], given=[[0.6, 0.4], [1, 0]])
-    rates = PointResult.of(answers, [traffic, traffic], MODELS, **NAMED).rates
+    rates = PointResult.of(answers, {0: traffic}, MODELS, **NAMED).rates
     assert rates is not None
     assert rates.steps == [[0.7, 0.3], pytest.approx([59 / 60, 1 / 60])]
     assert rates.answers == [pytest.approx([0.7, 0.3]), pytest.approx([59 / 60, 1 / 60])]
@@ -54,29 +54,46 @@ def test_rates_of_a_router_that_drops_what_it_hands_over() -> None:
 
 
 def test_what_was_given_counts_by_the_answers_of_its_sitting() -> None:
-    answers = [answered(0, slm=9), answered(1, slm=9), answered(2, slm=9), answered(3, slm=9, sitting=1)]
+    answers = [answered(n, slm=9, sitting=sitting) for n, sitting in enumerate((0, 0, 0, 1, 2))]
     counted = {"outcomes": [[9, 1], [1, 0]], "tokens": [[9, 0], [1, 0]]}
     first, second, unknown, unanswered = (
         Traffic(sitting=n, **counted, given=given)
         for n, given in enumerate(([[0.8, 0.2], [1, 0]], [[0.4, 0.6], [0.6, 0.4]], None, [[0.0, 1.0], [0.0, 1.0]]))
     )
-    rates = PointResult.of(answers, [first, second, unknown, unanswered], MODELS, **NAMED).rates
+    traffic = dict(enumerate((first, second, unknown, unanswered)))
+    rates = PointResult.of(answers, traffic, MODELS, **NAMED).rates
     assert rates is not None
     assert rates.given == [pytest.approx([0.7, 0.3]), pytest.approx([0.9, 0.1])]
-    for traffic in (unknown, unanswered):
-        rates = PointResult.of(answers, [traffic], MODELS, **NAMED).rates
+    rates = PointResult.of(answers[4:], traffic, MODELS, **NAMED).rates
+    assert rates is not None
+    assert rates.given is None
+
+
+def test_rates_are_of_the_sittings_that_gave_the_answers_all_of_them_or_none() -> None:
+    """A sitting that was killed before its first count, or was of a server that can't be counted, leaves them blank."""
+    first = Traffic(sitting=0, outcomes=[[8, 2], [2, 0]], tokens=[[8, 0], [2, 0]], given=None)
+    second = Traffic(sitting=1, outcomes=[[4, 6], [6, 0]], tokens=[[4, 0], [6, 0]], given=None)
+    answers = [answered(0, slm=8, llm=2), answered(1, slm=4, llm=6, sitting=1)]
+    for known, asked, to_llm in (
+        ({0: first, 1: second}, answers, 0.4),
+        ({0: first, 1: second}, answers[1:], 0.6),
+        ({0: first}, answers[:1], 0.2),
+    ):
+        rates = PointResult.of(asked, known, MODELS, **NAMED).rates
         assert rates is not None
-        assert rates.given is None
+        assert rates.steps[0] == pytest.approx([1 - to_llm, to_llm])
+    assert PointResult.of(answers, {0: first}, MODELS, **NAMED).rates is None
+    assert PointResult.of(answers, {1: second}, MODELS, **NAMED).rates is None
 
 
 def test_rates_of_a_router_that_keeps_its_tokens() -> None:
     answers = [answered(0, slm=50, llm=50, handoffs=50, last="slm")]
     traffic = Traffic(sitting=0, outcomes=[[25, 25], [25, 25]], tokens=[[25, 25], [25, 25]], given=None)
-    rates = PointResult.of(answers, [traffic], MODELS, **NAMED).rates
+    rates = PointResult.of(answers, {0: traffic}, MODELS, **NAMED).rates
     assert rates is not None
     assert rates.answers == [[0.5, 0.5], [0.5, 0.5]]
     mixed = Traffic(sitting=0, outcomes=[[25, 25], [25, 25]], tokens=[[25, 12], [25, 25]], given=None)
-    rates = PointResult.of(answers, [mixed], MODELS, **NAMED).rates
+    rates = PointResult.of(answers, {0: mixed}, MODELS, **NAMED).rates
     assert rates is not None
     assert rates.answers is None  # it can't be told from the answers
 

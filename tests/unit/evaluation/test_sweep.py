@@ -17,8 +17,9 @@ from tests.unit.evaluation.made import answered
 from tests.unit.routers.trained import network, write
 from tools.deployment import Deployment, load_deployment
 from tools.errors import UserError
+from tools.evaluation.single import evaluate
 from tools.evaluation.spec import Point, SweepSpec
-from tools.evaluation.sweep import Bench, _controls, sweep
+from tools.evaluation.sweep import Bench, _controls, _rounded, sweep
 
 CONSOLE = Console(quiet=True)
 
@@ -165,17 +166,51 @@ def test_no_tokens_per_second_of_a_machine_that_does_other_things(speed: bool, t
 
 def test_points_that_are_near_have_one_control_and_take_one_that_is_asked_for(tmp_path: Path) -> None:
     bench = Bench(SweepSpec(problems="0:1"), load_deployment("smollm2"), tmp_path / "out", CONSOLE)
-    shares = {"a": 60, "b": 64, "c": 90, "d": 91, "e": 3}  # of 1000 tokens; 5 of them are near
+    shares = {"a": 60, "b": 64, "c": 90, "d": 91, "e": 3, "none": 0, "all": 1000}  # of 1000 tokens; 5 of them are near
     points = [Point(label, label, RouterConfig(name="rstitch", params={"tau": 0.1})) for label in shares]
     points.append(Point("mine", "mine", RouterConfig(name="random"), {"p": 0.0875}, 0.0875))
     for point, llm in zip(points, [*shares.values(), 200], strict=True):
         answer = answered(0, True, slm=1000 - llm, llm=llm)
         bench.file(point).add(answer.model_copy(update={"id": bench.questions[0].id, "by_model": {"slm": 1000 - llm}}))
     controls = _controls(bench, points)
-    assert {label: control.label for label, control in controls.items()} == {
+    assert {label: control and control.label for label, control in controls.items()} == {
         "a": "random p=0.06",
         "b": "random p=0.06",
         "c": "mine",
         "d": "mine",
+        "e": "random p=0.003",
+        "none": None,
+        "all": None,
     }
+    assert controls["a"] is not None
     assert controls["a"].overrides == {"p": 0.06}
+
+
+@pytest.mark.parametrize(("llm", "p"), [(9, 0.009), (29, 0.029), (50, 0.05), (996, 0.996)])
+def test_a_wide_tolerance_leaves_no_point_without_a_control(llm: int, p: float, tmp_path: Path) -> None:
+    bench = Bench(SweepSpec(problems="0:1", control_tolerance=0.03), load_deployment("smollm2"), tmp_path, CONSOLE)
+    point = Point("it", "it", RouterConfig(name="rstitch", params={"tau": 0.1}))
+    never = Point("never", "random", RouterConfig(name="random"), {"p": 0.0}, 0.0)  # near, and no choice at all
+    answer = answered(0, True, slm=1000 - llm, llm=llm)
+    bench.file(point).add(answer.model_copy(update={"id": bench.questions[0].id}))
+    control = _controls(bench, [point, never])["it"]
+    assert control is not None
+    assert control.overrides == {"p": p}
+
+
+def test_a_tiny_share_is_not_rounded_to_no_choice() -> None:
+    assert [_rounded(share) for share in (0.06543, 0.00002, 0.99999)] == [0.0654, 0.00002, 0.99999]
+
+
+def test_a_folder_is_worked_in_by_one_process(tmp_path: Path) -> None:
+    bench = Bench(SweepSpec(), _models(2), tmp_path / "out", CONSOLE)
+    refused = f"--output: another `tokenrouter eval` works in {tmp_path / 'out'}; wait for its end, or give another"
+    with bench.alone():
+        with pytest.raises(UserError) as error:
+            sweep(SweepSpec(), _models(2), tmp_path / "out", CONSOLE)
+        assert str(error.value) == refused
+        with pytest.raises(UserError) as error:
+            evaluate(SweepSpec(), _models(2), {}, None, "127.0.0.1:1", tmp_path / "out", CONSOLE)
+        assert str(error.value) == refused
+    with bench.alone():
+        pass  # it ends with its process, or its work

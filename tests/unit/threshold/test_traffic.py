@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from python_backends.token_router.threshold.controller import Answer, Question, ThresholdController
 from python_backends.token_router.threshold.network import fit_phases
 from python_backends.token_router.threshold.profile import Profile
 from python_backends.token_router.threshold.routing_rates import RoutingRow, RunLengths, length_distribution
@@ -74,10 +75,29 @@ def test_a_change_is_seen_within_a_few_hundred_outcomes() -> None:
     world = World()
     world.walk(0.1, 3000)
     assert world.profile().p[0][1] == pytest.approx(0.1, abs=0.03)
-    for _ in range(10):
-        world.walk(0.5, 30)
-        world.traffic.profile(8)  # it is looked at all the time
+    world.walk(0.5, 300)
     assert world.profile().p[0][1] == pytest.approx(0.5, abs=0.08)
+
+
+def test_reading_changes_nothing_in_what_is_decided() -> None:
+    """Two that see the same traffic, with a change in it, and decide at the same moments; one is read 1000 times."""
+    asked: list[list[Question | None]] = []
+    for read in (False, True):
+        world, controller = World(), ThresholdController(2)
+        controller.at(4)
+        asked.append([])
+        for n in range(1000):
+            world.walk(0.1 if n < 500 else 0.5, 3)
+            if read:
+                world.traffic.profile(8)
+            if n % 100 == 99:
+                profile = world.traffic.profile(8)
+                question = None if profile is None else controller.question(profile)
+                asked[-1].append(question)
+                if question is not None:
+                    controller.answered(question, Answer((1, 1), {(1, 1): 1.0}))
+    assert asked[0] == asked[1]
+    assert sum(question is not None for question in asked[0]) > 1  # the change was noticed
 
 
 def test_chance_is_not_taken_for_a_change() -> None:

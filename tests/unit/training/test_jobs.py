@@ -86,6 +86,36 @@ def test_a_branch_that_ends_the_answer_at_once_is_whole() -> None:
 
 
 @pytest.mark.parametrize(
+    ("most", "equal", "whole"),
+    [
+        (20, False, True),  # "sum = 1\nreturn sum\n" and the token that ends it, just so
+        (19, False, False),  # cut off before that
+        (8, False, False),  # after the first line
+        (7, None, False),  # in the first line
+    ],
+)
+def test_a_branch_that_is_cut_off_at_the_longest_answer_says_so(most: int, equal: bool | None, whole: bool) -> None:
+    given = [*ids("total = 1\nreturn total\n"), EOS]
+    job = jobs.branches(PROMPT, given, [(0, ord("s"))], code=True, whole=True, text=texts(most=most))
+    (found,) = run(job, ScriptedEngine(_completes))
+    assert (len(found.token_ids), found.equal, found.whole) == (most, equal, whole)
+
+
+def test_a_branch_that_ends_by_itself_at_the_longest_answer_is_whole() -> None:
+    given = [*ids("total = 1\nreturn total\n"), EOS]
+    text = texts("\nreturn", most=len("sum = 1\nreturn"))
+    (found,) = run(jobs.branches(PROMPT, given, [(0, ord("s"))], True, True, text), ScriptedEngine(_completes))
+    assert (bytes(found.token_ids), found.whole) == (b"sum = 1\nreturn", True)
+
+
+@pytest.mark.parametrize(("most", "whole"), [(7, True), (6, False)])
+def test_a_roll_out_that_is_cut_off_says_so(most: int, whole: bool) -> None:
+    engine = ScriptedEngine(script("aaaaaa", 3))
+    (found,) = run(jobs.rollouts(PROMPT, ids("xyz"), [(1, ord("1"))], texts(most=most), None), engine)
+    assert (1 + len(found.token_ids), found.whole) == (most, whole)
+
+
+@pytest.mark.parametrize(
     ("position", "wanted"), [(0, "total = 1\n"), (8, "1\n"), (9, "\n"), (10, "# so\n\nreturn 1"), (14, "\n\nreturn 1")]
 )
 def test_the_statement_of_an_answer_is_cut_where_a_branch_would_be(position: int, wanted: str) -> None:

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -14,8 +16,8 @@ import pytest
 
 from tools.errors import UserError
 from tools.evaluation import humaneval, reasoning
-from tools.training.judges import Case, LLMJudge, TestsJudge, judge_named
-from tools.training.prompts import Prompt, code_prompt, overlaps, passes, reasoning_prompts
+from tools.training.judges import API_KEY, Case, ContinuationJudge, LLMJudge, TestsJudge, judge_named
+from tools.training.prompts import REASONING_KINDS, Prompt, code_prompt, overlaps, passes, reasoning_prompts
 from tools.training.sources import Function, functions_of, package_functions
 
 SOURCE = '''
@@ -152,6 +154,14 @@ def test_reasoning_tasks_are_seeded_and_scored_by_their_generator() -> None:
     assert passes(stored, f"Answer: {right}")
 
 
+def test_near_seeds_share_reasoning_tasks() -> None:
+    """What the documentation says: reasoning-gym makes item i from seed + i, of all kinds but one."""
+    here, there, far = (list(reasoning_prompts(20, seed)) for seed in (0, 1, 4))  # four of each kind
+    shared = [p for p in here if p.text in {other.text for other in there}]
+    assert Counter(p.entry_point for p in shared) == {kind: 3 for kind in REASONING_KINDS if kind != "gsm_symbolic"}
+    assert {p.text for p in here}.isdisjoint(p.text for p in far)
+
+
 def test_what_could_be_one_of_humanevals_is_found(functions: dict[str, Function]) -> None:
     own = functions["area"]
     named = Function("m:is_prime", "is_prime", "m", "", "", "Whether n is prime.", [])
@@ -170,8 +180,8 @@ def test_what_could_be_one_of_humanevals_is_found(functions: dict[str, Function]
 PROMPT = Prompt("p", "code", "def f():\n", "f", "def check(candidate):\n    assert candidate() == 1\n")
 
 
-def case(branch: str, passed: bool) -> Case:
-    return Case(PROMPT, "def f():\n", "    return 1\n```", branch, passed)
+def case(branch: str, passed: bool, cut_off: bool = False) -> Case:
+    return Case(PROMPT, "def f():\n", "    return 1\n```", branch, passed, cut_off)
 
 
 def test_the_tests_decide_where_the_original_answer_is_right() -> None:
@@ -181,16 +191,37 @@ def test_the_tests_decide_where_the_original_answer_is_right() -> None:
     assert judge(case("    return 2 - 1\n```", False)) == 1
 
 
+def test_what_was_cut_off_has_no_verdict_but_where_it_is_right_already() -> None:
+    assert TestsJudge()(case("    return 1\n# and", True, cut_off=True)) == 0
+    assert TestsJudge()(case("    x = 2\n    return x -", True, cut_off=True)) == -1
+    assert TestsJudge()(case("    return", False, cut_off=True)) == -1
+    assert ContinuationJudge()(case("    return", True)) == 1
+    assert ContinuationJudge()(case("    return", True, cut_off=True)) == -1
+    with api({}) as (url, asked):
+        assert LLMJudge(url, "big")(case("    return", True, cut_off=True)) == -1
+    assert asked == []
+
+
 @contextmanager
-def api(reply: Any, status: int = 200) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """An OpenAI-compatible server that always says the same."""
+def api(reply: Any, status: int = 200, location: str | None = None) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """An OpenAI-compatible server that always says the same. location: where it sends one on to."""
     asked: list[dict[str, Any]] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            asked.append({"path": self.path} | json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            told = {"path": self.path, "authorization": self.headers["Authorization"]}
+            asked.append(told | json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self._answer()
+
+        def do_GET(self) -> None:
+            asked.append({"path": self.path, "authorization": self.headers["Authorization"]})
+            self._answer()
+
+        def _answer(self) -> None:
             body = json.dumps(reply).encode()
             self.send_response(status)
+            if location is not None:
+                self.send_header("Location", location)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
@@ -228,10 +259,46 @@ def test_a_judge_that_cannot_be_reached_is_an_error_that_names_it() -> None:
             LLMJudge(nowhere, "big")(case("", True))
 
 
+ONE = {"choices": [{"message": {"content": "1"}}]}
+
+
+def test_a_key_in_the_environment_goes_to_the_judge_and_to_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    for key, sent in (("sk-secret\n", "Bearer sk-secret"), ("", None), (None, None)):
+        monkeypatch.delenv(API_KEY, raising=False)
+        if key is not None:
+            monkeypatch.setenv(API_KEY, key)
+        with api(ONE) as (url, asked):
+            judge = judge_named(url, "big")
+            assert judge(case("    return 2\n", True)) == 1
+        assert [request["authorization"] for request in asked] == [sent]
+        assert "secret" not in f"{judge} {judge.name}"
+    monkeypatch.setenv(API_KEY, "sk-secret")
+    with api(ONE) as (elsewhere, got), api({}, 302, f"{elsewhere}/chat/completions") as (url, asked):
+        judge_named(url, "big")(case("    return 2\n", True))
+    assert [request["authorization"] for request in (*asked, *got)] == ["Bearer sk-secret", None]
+
+
+def test_a_key_that_no_header_can_hold_is_an_error_that_does_not_show_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for key in ("sk-\nsecret", "sk-s\u00e9cret"):
+        monkeypatch.setenv(API_KEY, key)
+        with pytest.raises(UserError, match=r"^OPENAI_API_KEY: must be printable ASCII") as told:
+            judge_named("https://judge/v1", "big")
+        assert "cret" not in str(told.value)
+
+
+def test_verdicts_are_kept_by_model_and_url() -> None:
+    def name(url: str, model: str) -> str:
+        return judge_named(url, model).name
+
+    assert re.fullmatch(r"llm-org-big-[0-9a-f]{8}", name("https://judge/v1", "org/big"))
+    assert name("https://judge/v1", "org/big") == name("https://judge/v1/", "org/big")
+    others = [("https://other/v1", "org/big"), ("https://judge/v1", "org-big"), ("https://judge/v1", "org/small")]
+    assert len({name("https://judge/v1", "org/big"), *(name(*other) for other in others)}) == 4
+
+
 def test_judges_by_name() -> None:
     assert judge_named("tests", None).whole
     assert not judge_named("continuation", None).whole
-    assert judge_named("https://judge/v1", "org/big").name == "llm-org-big"
     with pytest.raises(UserError, match="--judge: got 'oracle'; must be tests, continuation, or"):
         judge_named("oracle", None)
     with pytest.raises(UserError, match="--judge-model"):

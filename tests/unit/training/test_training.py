@@ -17,6 +17,7 @@ from rich.console import Console
 from routers.weights import load_router
 from tests.unit.training.fakes import VOCAB, CharacterTokenizer, ScriptedPool
 from tools.errors import UserError
+from tools.training.dataset import Split, tokens_of
 from tools.training.fitting import FitOptions
 from tools.training.jobs import Answer, Branch, Followed
 from tools.training.judges import Case, ContinuationJudge, Judge, TestsJudge
@@ -182,6 +183,48 @@ def test_verdicts(tmp_path: Path, judge: Judge, even: set[int], odd: set[int]) -
     assert {v for n in range(0, COUNT, 2) for v in found[f"m:f{n}"].values()} == even
     assert {v for n in range(1, COUNT, 2) for v in found[f"m:f{n}"].values()} == odd
     assert set(found["m:f1"]) == {2, 3}
+
+
+def test_a_branch_that_was_cut_off_has_no_verdict_and_its_token_is_left_out(tmp_path: Path) -> None:
+    """Of the answers 0, 4, 8, ..., that are right; their branches were wrong where they were cut off."""
+
+    def cut_off(setup: Setup, item: Item) -> Any:
+        found = scripted(setup, item)
+        if item.kind != "branches":
+            return found
+        return [replace(branch, equal=None if branch.position == 2 else False, whole=False) for branch in found]
+
+    work = stages(tmp_path, ScriptedPool(cut_off))
+    found = work.verdicts(TestsJudge())
+    assert found["m:f0"] == {3: -1}
+    assert found["m:f1"] == {2: -1, 3: 1}  # a wrong answer's whole branches aren't asked for
+    assert found["m:f2"] == {3: 0}  # it was right already
+    texts = {text.prompt: text for text in R2R(embed, TestsJudge()).texts(work, 1, None)}
+    left = tokens_of([texts["m:f0"]], {"m:f0": Split.TRAIN})
+    assert len(left.labels) == len(texts["m:f0"].tokens) - 1 and not left.mismatch.any()
+
+
+def test_the_minutes_are_those_of_all_sittings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tools.training.training.write_report", lambda *_: None)
+    now = [1000.0]
+    monkeypatch.setattr("tools.training.work_folder.monotonic", lambda: now[0])
+
+    def slow(setup: Setup, item: Item) -> Any:
+        now[0] += 60
+        return scripted(setup, item)
+
+    output = tmp_path / "a.safetensors"
+    for interrupt in (3, COUNT + 5):
+        with pytest.raises(KeyboardInterrupt):
+            train_router(
+                recipes()[2], stages(tmp_path / "work", ScriptedPool(slow, interrupt)), Target(), output, VOCAB
+            )
+        now[0] += 10_000  # nobody works at it
+    pool = ScriptedPool(slow)
+    facts = train_router(recipes()[2], stages(tmp_path / "work", pool), Target(), output, VOCAB)
+    assert facts["minutes"] == 3 + (COUNT + 5) + len(pool.done) == 2 * COUNT + 2 * (COUNT // 2)
+    again = train_router(recipes()[1], stages(tmp_path / "work", ScriptedPool(slow)), Target(), output, VOCAB)
+    assert again["minutes"] == 2 * (COUNT // 2)  # another algorithm's own: the roll-outs
 
 
 def test_a_judge_of_statements_sees_each_choice_to_the_end_of_its_own(tmp_path: Path) -> None:

@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
+from time import sleep
 
 import numpy as np
 import pytest
@@ -59,6 +62,46 @@ def test_one_training_at_a_time_works_in_a_folder(tmp_path: Path) -> None:
             WorkFolder(tmp_path, OPTIONS).alone(),
         ):
             pass
+
+
+def test_minutes_add_up_by_name_however_a_sitting_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [50.0]
+    monkeypatch.setattr("tools.training.work_folder.monotonic", lambda: now[0])
+
+    def sit(name: str, minutes: int) -> float | None:
+        with WorkFolder(tmp_path, OPTIONS).sitting(name) as so_far:
+            now[0] += 60 * minutes
+            return so_far()
+
+    assert (sit("r2r", 2), sit("citer", 5), sit("r2r", 1)) == (2, 5, 3)
+    with pytest.raises(KeyboardInterrupt), WorkFolder(tmp_path, OPTIONS).sitting("r2r"):
+        now[0] += 60
+        raise KeyboardInterrupt
+    assert sit("r2r", 0) == 4
+
+
+def test_a_sitting_that_is_killed_counts_up_to_what_it_last_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("tools.training.work_folder.monotonic", lambda: now[0])
+    monkeypatch.setattr("tools.training.work_folder._KEPT_EVERY_S", 0.005)
+    killed = tmp_path / "killed"
+    with WorkFolder(tmp_path / "work", OPTIONS).sitting("r2r"):
+        now[0] = 180
+        while json.loads((tmp_path / "work" / "minutes.json").read_text()) != {"r2r": 3}:
+            sleep(0.005)
+        shutil.copytree(tmp_path / "work", killed)
+    with WorkFolder(killed, OPTIONS).sitting("r2r") as so_far:
+        assert so_far() == 3
+
+
+def test_the_minutes_of_a_folder_that_never_counted_them_are_unknown(tmp_path: Path) -> None:
+    WorkFolder(tmp_path, OPTIONS)
+    (tmp_path / "minutes.json").unlink()
+    for _ in range(2):
+        with WorkFolder(tmp_path, OPTIONS).sitting("r2r") as so_far:
+            assert so_far() is None
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
