@@ -73,7 +73,7 @@ def memory_needed(deployment: Deployment) -> int:
 def machine_warnings(deployment: Deployment) -> list[str]:
     """What the deployment serves with, but not quite as it says, a line each. Raises as `memory_needed` does."""
     held = " and ".join(_SCHEDULE_PROOF.values())
-    return [
+    return [*_unsized(deployment)] + [
         f"models[{w.index}].engine.deterministic: holds for weights in {held} only; '{w.engine.weights}' has"
         f" general.file_type {kind}, so that a greedy answer may depend on who else is served"
         for w in _load_all(deployment)
@@ -81,6 +81,16 @@ def machine_warnings(deployment: Deployment) -> list[str]:
         and (kind := w.header.values.get("general.file_type")) is not None
         and kind not in _SCHEDULE_PROOF
     ]
+
+
+def _unsized(deployment: Deployment) -> Iterator[str]:
+    for index in deployment.here:
+        engine = deployment.models[index].engine
+        if isinstance(engine, (TensorRTLLMBackendConfig, TensorRTLLMConfig)) and engine.max_tokens is None:
+            yield (
+                f"models[{index}].engine.max_tokens: null; admission counts with a full context for each of"
+                f" {engine.max_sessions} sessions, and the GPU may hold less: give it, or the section memory"
+            )
 
 
 def _load_all(deployment: Deployment) -> list[_Weights]:

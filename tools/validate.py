@@ -19,7 +19,8 @@ from tools.deployment import Deployment
 from tools.errors import UserError
 from tools.machine import machine_problems
 from tools.problem import Problem
-from tools.sizing.joint import placement_problems, sized
+from tools.sizing.joint import sized
+from tools.sizing.placement import placement_problems
 
 __all__ = ["check", "config_problems", "require_valid"]
 

@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 
 from tools.errors import UserError
 
-__all__ = ["KV_BYTES", "WEIGHT_BYTES", "Checkpoint", "Flow", "KvType", "WeightType"]
+__all__ = ["KV_BYTES", "WEIGHT_BYTES", "Checkpoint", "Flow", "KvType", "WeightType", "kv_type"]
 
 WeightType: TypeAlias = Literal["16bit", "fp8", "int4_awq"]
 KvType: TypeAlias = Literal["16bit", "fp8"]
@@ -25,6 +25,7 @@ KV_BYTES: dict[KvType, int] = {"16bit": 2, "fp8": 1}
 WEIGHT_BYTES: dict[WeightType, Fraction] = {
     "16bit": Fraction(2), "fp8": Fraction(1), "int4_awq": Fraction(1, 2) + Fraction(2, 128)
 }  # fmt: skip
+_16_BITS = ("bfloat16", "float16")
 _FLOAT = 2  # bytes of a number that is never quantised: embeddings, norms, biases, the head
 
 
@@ -44,6 +45,7 @@ class Checkpoint(BaseModel):
     max_position_embeddings: PositiveInt
     tie_word_embeddings: bool = False
     attention_bias: bool = False
+    torch_dtype: str | None = None
     quantization_config: dict[str, Any] | None = None
 
     @model_validator(mode="before")
@@ -52,6 +54,8 @@ class Checkpoint(BaseModel):
         """What transformers takes for a key that is missing or null."""
         heads, width = values.get("num_attention_heads"), values.get("hidden_size")
         found = dict(values)
+        if found.get("torch_dtype") is None:
+            found["torch_dtype"] = values.get("dtype")  # as newer versions of transformers write it
         if found.get("num_key_value_heads") is None and heads is not None:
             found["num_key_value_heads"] = heads
         if found.get("head_dim") is None and found.get("model_type") == "qwen3":
@@ -64,14 +68,7 @@ class Checkpoint(BaseModel):
     def read(cls, folder: Path) -> Checkpoint:
         """Raises UserError when its config.json is missing, damaged, or of another kind of model."""
         path = folder / "config.json"
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise UserError(f"{path}: can't be read: {error.strerror}") from error
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{path}: is not JSON: {error}") from error
-        if not isinstance(values, dict):
-            raise UserError(f"{path}: must hold a JSON object")
+        values = _json(path)
         if (kind := values.get("model_type")) not in get_args(_ModelType):  # the other keys would mean something else
             raise UserError(f"{path}: model_type: got {kind!r:.60}; allowed: {', '.join(get_args(_ModelType))}")
         try:
@@ -87,6 +84,15 @@ class Checkpoint(BaseModel):
             raise UserError(
                 f"{where}: got {tensor_parallel} ranks; must divide the model's {heads} attention heads"
                 " (num_attention_heads of its config.json)"
+            )
+
+    def require_16_bits(self, folder: Path) -> None:
+        """Raises UserError when its numbers are of another type: the PyTorch flow takes it from here, whatever its
+        argument `dtype` says (_torch/pyexecutor/model_loader.py, a copy of 1.2's time)."""
+        if self.torch_dtype not in (None, *_16_BITS):  # without one it takes bfloat16
+            raise UserError(
+                f"{folder / 'config.json'}: torch_dtype: got {self.torch_dtype!r:.60}; can be sized:"
+                f" {', '.join(_16_BITS)}; convert the checkpoint"
             )
 
     def kv_token_bytes(self, tensor_parallel: int, kv: KvType) -> int:
@@ -117,6 +123,32 @@ class Checkpoint(BaseModel):
 
     def _kv_heads(self, ranks: int) -> int:
         return _share(self.num_key_value_heads, ranks)
+
+
+def kv_type(folder: Path) -> KvType:
+    """Of the KV that a checkpoint in the format of NVIDIA's Model Optimizer asks for; the PyTorch flow looks for it in
+    hf_quant_config.json alone (_torch/model_config.py, 1.1.0rc6). Raises UserError for a type that isn't known here.
+    """
+    path = folder / "hf_quant_config.json"
+    values = _json(path) if path.exists() else {}
+    section = values.get("quantization")
+    found = section.get("kv_cache_quant_algo") if isinstance(section, dict) else None
+    if found not in (None, "FP8"):
+        raise UserError(f"{path}: quantization.kv_cache_quant_algo: got {found!r:.60}; can be sized: FP8, or none")
+    return "16bit" if found is None else "fp8"
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """Raises UserError when it's missing or no JSON object."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path}: can't be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: is not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: must hold a JSON object")
+    return values
 
 
 def _line(error: ErrorDetails) -> str:

@@ -12,7 +12,7 @@ from python_backends.llm.gguf_header import read_gguf_header
 from python_backends.llm.kv_size import CELL_BLOCK, cells, llama_kv_token_bytes
 from tools.deployment import ModelConfig
 from tools.errors import UserError
-from tools.sizing.checkpoint import Checkpoint
+from tools.sizing.checkpoint import Checkpoint, kv_type
 
 __all__ = ["Footprint", "footprint"]
 
@@ -59,7 +59,9 @@ def _pytorch(name: str, engine: TensorRTLLMConfig) -> tuple[int, int, int]:
         raise UserError(f"model '{name}': engine.weights: {folder} is no folder; its size can be read from one only")
     checkpoint = Checkpoint.read(folder)
     checkpoint.require_ranks(ranks, f"model '{name}': engine.tensor_parallel")
-    kv = checkpoint.kv_token_bytes(ranks, "fp8" if engine.kv_cache_dtype == "fp8" else "16bit")
+    checkpoint.require_16_bits(folder)
+    stored_kv = kv_type(folder)
+    kv = checkpoint.kv_token_bytes(ranks, "fp8" if engine.kv_cache_dtype == "fp8" else stored_kv)
     if checkpoint.quantization_config is None and not (folder / "hf_quant_config.json").exists():
         return checkpoint.weight_bytes(ranks, "16bit", "pytorch"), kv, engine.tokens_per_block
     try:

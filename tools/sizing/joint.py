@@ -16,7 +16,7 @@ and each engine gets T, rounded down to its own block.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -28,15 +28,14 @@ from python_backends.llm.engines.config import (
     TensorRTLLMConfig,
 )
 from python_backends.llm.kv_size import cells
-from tools.config_errors import did_you_mean
 from tools.deployment import Deployment
 from tools.errors import UserError
-from tools.problem import Problem
 from tools.sizing.config import MemoryConfig
 from tools.sizing.footprint import Footprint, footprint
+from tools.sizing.placement import placement_problems
 from tools.sizing.units import gib
 
-__all__ = ["DeviceUse", "Plan", "joint_plan", "largest_common", "placement_problems", "sized"]
+__all__ = ["DeviceUse", "Plan", "joint_plan", "largest_common", "sized"]
 
 _CONTEXT = "engine.context_tokens"
 
@@ -78,30 +77,6 @@ def joint_plan(deployment: Deployment) -> Plan:
     models = [m.model_copy(update={"engine": _given(m.name, m.engine, tokens)}) for m in deployment.models]
     held = min((_kv_tokens(m.engine) for m in models if not isinstance(m.engine, PacedConfig)), default=tokens)
     return Plan(tokens, held, uses, footprints, deployment.model_copy(update={"models": models}))
-
-
-def placement_problems(deployment: Deployment) -> Iterator[Problem]:
-    """What is wrong with which model is on which device."""
-    memory = deployment.memory
-    for index, model in enumerate(deployment.models):
-        path, value = f"models[{index}].devices", repr(model.devices)
-        if memory is None:
-            if model.devices:
-                yield Problem(path, value, "are names of memory.devices, and there is no memory")
-            continue
-        names, placed = list(memory.devices), model.placed_on(memory)
-        unknown = [name for name in placed if name not in names]
-        if unknown:
-            hint = did_you_mean(unknown[0], names)
-            yield Problem(path, value, f"'{unknown[0]}' is not in memory.devices{hint}; allowed: {', '.join(names)}")
-        elif len(set(placed)) != len(placed):
-            yield Problem(path, value, "must name each device once")
-        elif len(placed) != (ranks := _ranks(model.engine)):
-            yield Problem(path, value, f"must name {ranks} of {', '.join(names)}: one for each rank of the engine")
-
-
-def _ranks(engine: EngineConfig) -> int:
-    return engine.tensor_parallel if isinstance(engine, (TensorRTLLMBackendConfig, TensorRTLLMConfig)) else 1
 
 
 def sized(deployment: Deployment) -> Deployment:

@@ -3,24 +3,28 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from itertools import combinations
 
-from python_backends.llm.engines.config import LlamaCppConfig, PacedConfig
+from python_backends.llm.engines.config import EngineConfig, LlamaCppConfig, PacedConfig
 from tools.deployment import Deployment
 
 __all__ = ["shares_a_gpu"]
 
 
 def shares_a_gpu(deployment: Deployment) -> bool:
-    """Whether two models of this host are on one GPU: by `memory.devices` where they are given; without them, all
-    that use a GPU are taken to be on the same."""
-    models = [deployment.models[index] for index in deployment.here]
-    on_gpu = [m for m in models if not isinstance(m.engine, PacedConfig) and _uses_gpu(m.engine)]
-    if deployment.memory is None:
-        return len(on_gpu) > 1
-    placed = Counter(device for model in on_gpu for device in set(model.placed_on(deployment.memory)))
-    return any(count > 1 for count in placed.values())
+    """Whether two models of this host are on one GPU. One of llama.cpp with layers on GPUs may be on any."""
+    engines = [deployment.models[index].engine for index in deployment.here]
+    on_gpus = [engine for engine in engines if _uses_gpus(engine)]
+    return any(_meet(a, b) for a, b in combinations(on_gpus, 2))
 
 
-def _uses_gpu(engine: object) -> bool:
-    return not isinstance(engine, LlamaCppConfig) or engine.gpu_layers != 0
+def _uses_gpus(engine: EngineConfig) -> bool:
+    if isinstance(engine, LlamaCppConfig):
+        return engine.gpu_layers != 0
+    return not isinstance(engine, PacedConfig)
+
+
+def _meet(a: EngineConfig, b: EngineConfig) -> bool:
+    if isinstance(a, (LlamaCppConfig, PacedConfig)) or isinstance(b, (LlamaCppConfig, PacedConfig)):
+        return True
+    return not set(a.gpus).isdisjoint(b.gpus)

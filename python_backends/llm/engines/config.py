@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -28,6 +29,15 @@ __all__ = [
 ]
 
 CALL_THREADS = 128  # that the server has for calls between models, and for answers to clients
+
+
+def _each_once(gpus: list[int]) -> list[int]:
+    if len(set(gpus)) != len(gpus):
+        raise ValueError(f"got {gpus}; must name each GPU once")
+    return gpus
+
+
+_Gpus = Annotated[list[NonNegativeInt], Field(min_length=1), AfterValidator(_each_once)]
 
 
 class _Config(BaseModel):
@@ -158,8 +168,10 @@ class TensorRTLLMBackendConfig(_Config):
     kv_cache_host_memory_bytes: NonNegativeInt = Field(0, description="host memory for blocks evicted from the GPU")
     batch_scheduler_policy: Literal["guaranteed_no_evict", "max_utilization"] = "guaranteed_no_evict"
     cancellation_check_period_ms: PositiveInt = Field(5, description="how late a cancelled request may be noticed")
-    gpu_device_ids: list[NonNegativeInt] | None = Field(
-        None, min_length=1, description="a GPU for each rank of the engine; null = one rank, on the first"
+    gpu_device_ids: _Gpus | None = Field(
+        None,
+        description="of the GPUs that the server sees, by number: one for each rank of the engine, in order; null ="
+        " one rank, on the first",
     )
     max_queue_delay_microseconds: NonNegativeInt = Field(0, description="Triton's, before it hands a request over")
     max_queue_size: NonNegativeInt = Field(0, description="requests that may wait in the executor; 0 = any number")
@@ -172,13 +184,6 @@ class TensorRTLLMBackendConfig(_Config):
     parameters: dict[str, str | bool | int | float] = Field(
         {}, description="more parameters of the backend, by its own names"
     )
-
-    @field_validator("gpu_device_ids")
-    @classmethod
-    def _distinct(cls, gpus: list[int] | None) -> list[int] | None:
-        if gpus is not None and len(set(gpus)) != len(gpus):
-            raise ValueError(f"got {gpus}; must name each GPU once")
-        return gpus
 
     @field_validator("parameters")
     @classmethod
@@ -202,9 +207,14 @@ class TensorRTLLMBackendConfig(_Config):
         return self
 
     @property
+    def gpus(self) -> tuple[int, ...]:
+        """Of those that the server sees: that of each rank, in order."""
+        return tuple(self.gpu_device_ids or (0,))
+
+    @property
     def tensor_parallel(self) -> int:
         """Ranks of the engine, as far as gpu_device_ids says."""
-        return len(self.gpu_device_ids or (0,))
+        return len(self.gpus)
 
 
 class TensorRTLLMConfig(_Config):
@@ -214,7 +224,13 @@ class TensorRTLLMConfig(_Config):
 
     type: Literal["tensorrt_llm"]
     weights: str = Field(description="a Hugging Face model: its folder, or its name, to be downloaded")
-    tensor_parallel: PositiveInt = Field(1, description="GPUs that share the model")
+    tensor_parallel: PositiveInt = Field(
+        1, description="GPUs that share the model; left out, as many as gpu_device_ids"
+    )
+    gpu_device_ids: _Gpus | None = Field(
+        None,
+        description="of the GPUs that the server sees, by number: one for each rank, in order; null = the first ones",
+    )
     dtype: Literal["auto", "bfloat16", "float16"] = Field("auto", description="of weights; auto = the checkpoint's")
     kv_cache_dtype: Literal["auto", "fp8"] = Field("auto", description="auto = the model's")
     max_tokens: PositiveInt | None = Field(
@@ -243,6 +259,21 @@ class TensorRTLLMConfig(_Config):
         " change: where they have changed, reuse",
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _a_rank_on_each_gpu(cls, values: Any) -> Any:
+        gpus = values.get("gpu_device_ids") if isinstance(values, dict) else None
+        return {"tensor_parallel": len(gpus), **values} if isinstance(gpus, list) and gpus else values
+
+    @model_validator(mode="after")
+    def _one_gpu_for_each_rank(self) -> TensorRTLLMConfig:
+        if len(self.gpus) != self.tensor_parallel:
+            raise ValueError(
+                f"gpu_device_ids: got {self.gpu_device_ids}; must name {self.tensor_parallel}: one for each rank"
+                " (tensor_parallel)"
+            )
+        return self
+
     @model_validator(mode="after")
     def _whole_blocks(self) -> TensorRTLLMConfig:
         block = self.tokens_per_block
@@ -258,6 +289,11 @@ class TensorRTLLMConfig(_Config):
                 f" ({self.context_tokens})"
             )
         return self
+
+    @property
+    def gpus(self) -> tuple[int, ...]:
+        """Of those that the server sees: that of each rank, in order."""
+        return tuple(self.gpu_device_ids or range(self.tensor_parallel))
 
     @property
     def max_step_tokens(self) -> int:

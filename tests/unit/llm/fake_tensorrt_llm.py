@@ -93,6 +93,7 @@ def _modules(fake: Fake) -> dict[str, ModuleType]:
         "tensorrt_llm.llmapi.llm_args": {"TorchLlmArgs": public["TorchLlmArgs"]},
         "tensorrt_llm.sampling_params": {"LogitsProcessor": public["LogitsProcessor"]},
         "tensorrt_llm.executor": {},
+        "tensorrt_llm.executor.result": {"CompletionOutput": CompletionOutput},
         "tensorrt_llm.executor.utils": {"RequestError": RequestError},
         "tensorrt_llm._torch": {},
         "tensorrt_llm._torch.pyexecutor": {},
@@ -158,8 +159,14 @@ class TorchLlmArgs(_Strict):
     gather_generation_logits: bool = False
 
 
+@dataclass(slots=True)
+class CompletionOutput:
+    token_ids: list[int]
+    generation_logits: torch.Tensor | None = None
+
+
 class KvCacheRetentionConfig:
-    @dataclass
+    @dataclass(slots=True)
     class TokenRangeRetentionConfig:
         token_start: int
         token_end: int | None
@@ -206,8 +213,12 @@ def _public(fake: Fake) -> dict[str, Any]:
             pickle.dumps(sent.params.logits_processor)  # for ranks that aren't there
             self._error: Exception | None = None
             self._done = False
-            self.outputs = [SimpleNamespace(token_ids=self._taken, generation_logits=None)]
+            self._outputs = [CompletionOutput(self._taken)]
             active.append(self)
+
+        @property
+        def outputs(self) -> list[CompletionOutput]:
+            return self._outputs
 
         @property
         def finished(self) -> bool:

@@ -98,6 +98,18 @@ def test_every_record_says_where_it_is_from(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", SUPPORTED)
+def test_what_several_ranks_send_and_what_retention_is_made_of_are_recorded(version: str) -> None:
+    """`_sent_logits` and `make_retention` read and make these."""
+    names = {f"{r.module}.{r.name}" for r in load_contract(f"{version}.0").public}
+    retention = "tensorrt_llm.llmapi.KvCacheRetentionConfig.TokenRangeRetentionConfig"
+    assert names >= {
+        "tensorrt_llm.llmapi.RequestOutput.outputs",
+        "tensorrt_llm.executor.result.CompletionOutput.generation_logits",
+        *(f"{retention}.{field}" for field in ("token_start", "token_end", "priority", "duration_ms")),
+    }
+
+
+@pytest.mark.parametrize("version", SUPPORTED)
 def test_the_fake_package_meets_the_list_of_each_version(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     fake_tensorrt_llm.install(monkeypatch, f"{version}.0")
     contract = load_contract(f"{version}.0")

@@ -280,6 +280,55 @@ def test_what_an_mpi_launcher_left_is_taken_out(monkeypatch: pytest.MonkeyPatch,
     assert [name for name in os.environ if name.startswith(("OMPI_", "PMIX_"))] == ["OMPI_ALLOW_RUN_AS_ROOT"]
 
 
+@pytest.mark.parametrize(
+    ("visible", "gpus", "seen"),
+    [
+        (None, [1], "1"),
+        (None, [3, 2], "3,2"),
+        ("4, 6,GPU-5f,-1,7", [2, 0], "GPU-5f,4"),  # numbers count among those that the server sees
+        ("4,6", None, "4,6"),
+    ],
+)
+def test_a_model_sees_the_gpus_that_it_is_given(
+    monkeypatch: pytest.MonkeyPatch,
+    fake: Fake,
+    weights: str,
+    visible: str | None,
+    gpus: list[int] | None,
+    seen: str,
+) -> None:
+    """As many ranks as GPUs, unless it says otherwise."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible or "")  # so that monkeypatch puts back what the engine sets
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(os.environ["CUDA_VISIBLE_DEVICES"].split(",")))
+    Rig(weights, gpu_device_ids=gpus)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == seen
+    assert fake.llm_arguments["tensor_parallel_size"] == len(gpus or [0])
+
+
+def test_gpus_are_chosen_before_the_package_is_imported(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, weights: str
+) -> None:
+    (tmp_path / "tensorrt_llm.py").write_text("import os\nraise ImportError(os.environ['CUDA_VISIBLE_DEVICES'])")
+    monkeypatch.setenv("TLLM_WORKER_USE_SINGLE_PROCESS", "0")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "8,9")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(EngineError, match=r"can't be imported: 9$"):
+        Rig(weights, gpu_device_ids=[1])
+
+
+def test_gpus_that_are_not_there_are_named(monkeypatch: pytest.MonkeyPatch, fake: Fake, weights: str) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    with pytest.raises(ValueError, match=r"gpu_device_ids: got \[2\]; CUDA_VISIBLE_DEVICES=4,6 lets the server see 2,"):
+        Rig(weights, gpu_device_ids=[2])
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)  # in use before, with both
+    with pytest.raises(
+        ValueError, match=r"gpu_device_ids: got \[1\]; CUDA sees 2 with CUDA_VISIBLE_DEVICES=6; allowed"
+    ):
+        Rig(weights, gpu_device_ids=[1])
+
+
 def test_the_settings_reach_the_package(fake: Fake, weights: str) -> None:
     Rig(
         weights,
@@ -460,6 +509,13 @@ def test_a_checkpoint_with_a_text_model_of_its_own(fake: Fake, tmp_path: Path) -
         ({"weights": "x", "retention_priority": 101}, ["retention_priority", "100"]),
         ({"weights": "x", "tensor_parallel": 0}, ["tensor_parallel", "greater than 0"]),
         ({"weights": "x", "dtype": "int4"}, ["dtype", "bfloat16", "float16"]),
+        ({"weights": "x", "gpu_device_ids": [1, 1]}, ["gpu_device_ids", "got [1, 1]; must name each GPU once"]),
+        ({"weights": "x", "gpu_device_ids": []}, ["gpu_device_ids", "at least 1"]),
+        ({"weights": "x", "gpu_device_ids": [-1]}, ["gpu_device_ids.0", "greater than or equal to 0"]),
+        (
+            {"weights": "x", "gpu_device_ids": [2, 3], "tensor_parallel": 4},
+            ["gpu_device_ids: got [2, 3]", "must name 4: one for each rank"],
+        ),
     ],
 )
 def test_a_wrong_configuration_is_named(settings: dict[str, Any], words: list[str]) -> None:

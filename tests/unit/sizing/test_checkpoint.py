@@ -11,7 +11,7 @@ import pytest
 
 from tests.unit.sizing.models import GOLDEN, write_checkpoint
 from tools.errors import UserError
-from tools.sizing.checkpoint import Checkpoint
+from tools.sizing.checkpoint import Checkpoint, kv_type
 
 RANKS = [(name, ranks) for name, golden in GOLDEN.items() for ranks in golden["ranks"]]
 
@@ -90,6 +90,52 @@ def test_what_cannot_be_sized(tmp_path: Path, text: str | None, message: str) ->
         Checkpoint.read(tmp_path)
     (line,) = error.value.lines
     assert message in line
+
+
+@pytest.mark.parametrize("key", ["torch_dtype", "dtype"])
+def test_numbers_of_32_bits_are_not_taken_for_16(tmp_path: Path, key: str) -> None:
+    """The PyTorch flow would load them as they are, in twice the memory."""
+    types: dict[str, Any] = {"torch_dtype": None, "dtype": None}
+    for good in ("bfloat16", "float16", None):
+        folder = write_checkpoint(tmp_path, "Qwen3-0.6B", **{**types, key: good})
+        Checkpoint.read(folder).require_16_bits(folder)
+    folder = write_checkpoint(tmp_path, "Qwen3-0.6B", **{**types, key: "float32"})
+    with pytest.raises(
+        UserError, match=r"config\.json: torch_dtype: got 'float32'; can be sized: bfloat16, float16; conv"
+    ):
+        Checkpoint.read(folder).require_16_bits(folder)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (None, "16bit"),
+        ('{"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": null}}', "16bit"),
+        ('{"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}', "fp8"),
+        ('{"producer": {"name": "modelopt"}}', "16bit"),
+    ],
+)
+def test_the_type_of_the_kv_is_the_checkpoints(tmp_path: Path, text: str | None, found: str) -> None:
+    if text is not None:
+        (tmp_path / "hf_quant_config.json").write_text(text)
+    assert kv_type(tmp_path) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            '{"quantization": {"kv_cache_quant_algo": "NVFP4"}}',
+            "kv_cache_quant_algo: got 'NVFP4'; can be sized: FP8, or",
+        ),
+        ("[", "hf_quant_config.json: is not JSON"),
+    ],
+)
+def test_a_type_of_kv_that_cannot_be_sized(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "hf_quant_config.json").write_text(text)
+    with pytest.raises(UserError) as error:
+        kv_type(tmp_path)
+    assert message in error.value.lines[0]
 
 
 def test_missing_keys_are_named_each_once(tmp_path: Path) -> None:

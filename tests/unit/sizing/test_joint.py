@@ -15,7 +15,9 @@ from tests.unit.tools.test_validate import write_header
 from tools.cli import main
 from tools.deployment import Deployment
 from tools.errors import UserError
+from tools.repository import configs
 from tools.sizing.joint import Plan, joint_plan, sized
+from tools.sizing.placement import placement_problems
 from tools.validate import check, config_problems
 
 
@@ -108,6 +110,32 @@ def test_a_quantised_checkpoint_is_as_large_as_its_files(tmp_path: Path) -> None
     (tmp_path / "Qwen3-8B" / "model.safetensors").write_bytes(bytes(1001))
     plan = joint_plan(deployment([model], devices={"gpu0": "1GiB", "gpu1": "2GiB"}, reserve=0))
     assert [use.weights for use in plan.devices.values()] == [501, 501]
+
+
+def test_kv_in_8_bits_because_the_checkpoint_says_so(tmp_path: Path) -> None:
+    """Qwen3-8B: 2 * 36 layers * 8 KV heads * 128 numbers of one byte."""
+    model = pytorch(tmp_path, "Qwen3-8B")
+    made = deployment([model], devices={"gpu0": "1GiB"}, reserve=0)
+    (tmp_path / "Qwen3-8B" / "model.safetensors").write_bytes(bytes(1000))
+    for algorithm, size in ((None, 147_456), ("FP8", 73_728)):
+        quantised = {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": algorithm}}
+        (tmp_path / "Qwen3-8B" / "hf_quant_config.json").write_text(json.dumps(quantised))
+        assert joint_plan(made).devices["gpu0"].kv_token == size
+    (tmp_path / "Qwen3-8B" / "hf_quant_config.json").write_text('{"quantization": {"kv_cache_quant_algo": "INT8"}}')
+    with pytest.raises(UserError, match="kv_cache_quant_algo: got 'INT8'"):
+        joint_plan(made)
+
+
+def test_a_checkpoint_of_32_bits_is_refused_by_the_pytorch_flow_alone(tmp_path: Path) -> None:
+    """An engine is built in 16 bits, whatever the checkpoint has."""
+    for model in (pytorch(tmp_path, "Qwen3-8B"), stock(tmp_path, "Qwen3-8B", ["gpu0"])):
+        write_checkpoint(tmp_path, "Qwen3-8B", torch_dtype="float32")
+        made = deployment([model], devices={"gpu0": "80GiB"})
+        if model["engine"]["type"] == "tensorrt_llm":
+            with pytest.raises(UserError, match="torch_dtype: got 'float32'"):
+                joint_plan(made)
+        else:
+            assert joint_plan(made).devices["gpu0"].kv_token == 147_456
 
 
 def test_a_quantised_checkpoint_without_its_files_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
@@ -218,6 +246,64 @@ def test_a_wrong_placement_is_named(tmp_path: Path, devices: list[str], names: l
     memory: dict[str, Any] = {"devices": dict.fromkeys(names, "80GiB")} if names else {}
     found = [str(problem) for problem in config_problems(deployment([model], **memory))]
     assert message in found
+
+
+ON_GPU_0 = "is on GPU 0 for device 'gpu1', and model 'slm' for device 'gpu0'; allowed: a GPU of its own for each device"
+NULL = " (null is the first GPUs, one for each rank)"
+LLM = "models[1].engine.gpu_device_ids: got"
+
+
+@pytest.mark.parametrize("make", ["tensorrt_llm", "tensorrtllm"])
+@pytest.mark.parametrize(
+    ("slm", "llm", "message"),
+    [
+        # what no model says follows from the order of the GPUs
+        ((["gpu0"], None), (["gpu0"], None), None),
+        ((["gpu0"], None), (["gpu1"], [1]), None),
+        ((["gpu0"], [3]), (["gpu1"], None), None),
+        ((["gpu0"], [0]), (["gpu0", "gpu1"], [0, 1]), None),
+        ((["gpu1"], [1]), (["gpu1", "gpu0"], [1, 0]), None),
+        ((["gpu0"], None), (["gpu1"], None), f"{LLM} null; {ON_GPU_0}{NULL}"),
+        ((["gpu0"], None), (["gpu1"], [0]), f"{LLM} [0]; {ON_GPU_0}"),
+        ((["gpu0"], [1]), (["gpu0"], None), f"{LLM} null; is on GPU 0 for device 'gpu0', which is GPU 1 for model"
+         f" 'slm'; allowed: 1{NULL}"),
+        ((["gpu1"], [1]), (["gpu0", "gpu1"], [1, 0]), f"{LLM} [1, 0]; is on GPU 1 for device 'gpu0', and model 'slm'"
+         " for device 'gpu1'; allowed: a GPU of its own for each device"),
+    ],
+)  # fmt: skip
+def test_a_device_is_one_gpu(
+    tmp_path: Path,
+    make: str,
+    slm: tuple[list[str], list[int] | None],
+    llm: tuple[list[str], list[int] | None],
+    message: str | None,
+) -> None:
+    models = []
+    for devices, gpus in (slm, llm):
+        model = (pytorch if make == "tensorrt_llm" else stock)(tmp_path, "Qwen3-0.6B", devices)
+        models.append({**model, "engine": {**model["engine"], "gpu_device_ids": gpus}})
+    made = deployment(models, devices=dict.fromkeys(("gpu0", "gpu1"), "80GiB"))
+    found = [str(problem) for problem in placement_problems(made)]
+    assert found == ([] if message is None else [message])
+
+
+def test_gpus_are_counted_on_each_host_for_itself(tmp_path: Path) -> None:
+    models = [pytorch(tmp_path, "Qwen3-0.6B", [gpu]) for gpu in ("gpu0", "gpu1", "gpu2")]
+    memory = dict.fromkeys(("gpu0", "gpu1", "gpu2"), "80GiB")
+    apart = [{**model, "url": url} for model, url in zip(models, (None, "a:8001", "b:8001"), strict=True)]
+    assert list(placement_problems(deployment(apart, devices=memory))) == []
+    together = [{**model, "url": url} for model, url in zip(models, (None, "a:8001", "a:8001"), strict=True)]
+    (problem,) = placement_problems(deployment(together, devices=memory))
+    assert problem.path == "models[2].engine.gpu_device_ids"
+
+
+def test_the_gpu_of_a_model_is_written_for_its_engine(tmp_path: Path) -> None:
+    models = [stock(tmp_path, "Qwen3-0.6B", ["gpu0"]), pytorch(tmp_path, "Qwen3-8B", ["gpu1"], gpu_device_ids=[1])]
+    made = deployment(models, devices=dict.fromkeys(("gpu0", "gpu1"), "80GiB"))
+    assert config_problems(made) == []
+    texts = configs(sized(made))
+    assert '"gpu_device_ids" value { string_value: "0" }' in texts["slm"]
+    assert '"gpu_device_ids":[1]' in texts["llm"]
 
 
 def test_prepare_writes_what_was_sized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

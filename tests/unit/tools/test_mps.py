@@ -25,6 +25,7 @@ from tools.supervisor import Supervisor
 GPU = {"type": "llama_cpp", "weights": "w.gguf", "gpu_layers": -1}
 CPU = {"type": "llama_cpp", "weights": "w.gguf"}
 TRT = {"type": "tensorrt_llm", "weights": "w"}
+STOCK = {"type": "tensorrtllm", "engine_dir": "e"}
 
 
 @pytest.fixture
@@ -118,8 +119,13 @@ def test_the_next_run_ends_that_of_a_supervisor_that_was_killed(
         ([GPU, TRT], None, True),  # nobody says where they are
         ([GPU, CPU], None, False),
         ([{"type": "paced"}, TRT], None, False),
-        ([TRT, TRT], [["gpu0"], ["gpu1"]], False),
-        ([TRT, TRT], [["gpu0"], ["gpu0"]], True),
+        ([TRT, TRT], None, True),  # the first GPU, both
+        ([TRT, TRT], [["gpu0"], ["gpu1"]], True),  # what `memory` calls them moves none
+        ([TRT, {**TRT, "gpu_device_ids": [1]}], [["gpu0"], ["gpu1"]], False),
+        ([TRT, {**TRT, "gpu_device_ids": [1]}], None, False),
+        ([{**STOCK, "gpu_device_ids": [2, 1]}, {**TRT, "gpu_device_ids": [1]}], None, True),
+        ([STOCK, {**TRT, "tensor_parallel": 2}], None, True),
+        ([{**TRT, "gpu_device_ids": [1]}, GPU], None, True),  # llama.cpp spreads over all that it sees
         ([CPU, TRT], [["gpu0"], ["gpu0"]], False),
     ],
 )

@@ -242,6 +242,16 @@ def test_weights_whose_sums_depend_on_the_batch_are_warned_of(
     assert [line.split(":")[0] for line in found] == ["models[0].engine.deterministic"] * warned
 
 
+@pytest.mark.parametrize(
+    "engine", [{"type": "tensorrt_llm", "weights": "w"}, {"type": "tensorrtllm", "engine_dir": "e"}]
+)
+def test_kv_that_nobody_has_counted_is_warned_of(engine: dict[str, Any]) -> None:
+    """Of these engines it is what the GPU has left."""
+    (warning,) = machine_warnings(deployment({**engine, "max_sessions": 7}))
+    assert warning.startswith("models[0].engine.max_tokens: null; admission counts with a full context for each of 7 ")
+    assert machine_warnings(deployment({**engine, "max_tokens": 8192})) == []
+
+
 def test_a_context_is_at_most_what_the_weights_were_trained_for(tmp_path: Path) -> None:
     weights = write_header(tmp_path / "a.gguf", ["a", "b"])
     (found,) = machine_problems(deployment(llama(weights, context_tokens=257)))

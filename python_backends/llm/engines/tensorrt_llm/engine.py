@@ -43,7 +43,7 @@ class TensorRTLLMEngine(Engine):
         if config.pending == "kept" and config.max_tokens is None:
             raise ValueError("engine: max_tokens: must be given with pending: kept, whose KV nothing can evict")
         checkpoint = read_checkpoint(config.weights)
-        package = import_package(config.tensor_parallel)
+        package = import_package(config.tensor_parallel, config.gpu_device_ids)
         contract = load_contract(package.__version__)
         require(contract.public, package.__version__)
         self.weights = Path(config.weights).name
