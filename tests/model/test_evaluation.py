@@ -43,9 +43,10 @@ def test_a_sweep_and_that_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyP
     routed = by_label["rstitch tau=0.1"]
     assert 0 < routed.llm_share < 1
     assert routed.handoffs > 0
-    control = by_label[result.controls["rstitch tau=0.1"]]
+    control = by_label[str(result.controls["rstitch tau=0.1"])]
     assert control.router == "random"
     assert control.value == pytest.approx(routed.llm_share, abs=1e-4)
+    assert result.controls["rstitch tau=1.0"] is None  # it never chooses
     rates = routed.rates
     assert rates is not None
     assert rates.answers is not None

@@ -16,11 +16,12 @@ from python_backends.llm.catalog import locate_tokenizer
 from python_backends.token_router.tokenizer import Tokenizer
 from routers.networks import CiterNetwork, CoLLMHead, R2RNetwork
 from routers.weights import RouterHeader, save_router
-from tests.model.reference import Delegates, Reference
+from tests.model.asking import ask
+from tests.model.reference import Reference
+from tests.model.trained import delegates, probability
 from tests.triton.servers import assert_clean_and_serving
-from tools.client import Answer, TokenRouterClient
 from tools.deployment import Deployment, load_deployment
-from tools.supervisor import running_server
+from tools.supervisor import RunningServer, running_server
 from tools.validate import check
 
 pytestmark = [pytest.mark.model, pytest.mark.triton]
@@ -56,22 +57,6 @@ class Case:
     expected: Answers
 
 
-def _probability(algorithm: str, network: torch.nn.Module, hidden: Any, logits: Any, embedding: Any) -> float:
-    with torch.inference_mode():
-        inputs = [hidden[None]]
-        if algorithm == "r2r":
-            inputs += [logits.sort(descending=True).values[None, :100], embedding[None]]
-        return float(network(*inputs).double().sigmoid())
-
-
-def _delegates(algorithm: str, probability: float, threshold: float) -> bool:
-    return {
-        "r2r": probability >= threshold,
-        "citer": probability < threshold,
-        "co_llm": probability > threshold,
-    }[algorithm]
-
-
 @pytest.fixture(scope="module", params=list(NETWORKS))
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     """The threshold is a quantile of what the network says along answers of the small model alone."""
@@ -87,14 +72,14 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     seen: list[float] = []
 
     def never(*step: torch.Tensor) -> bool:
-        seen.append(_probability(algorithm, network, *step))
+        seen.append(probability(algorithm, network, *step))
         return False
 
     for prompt in prompts[:3]:
         reference.one_token(prompt, TOKENS, never)
     share = SHARE if algorithm == "citer" else 1 - SHARE
     threshold = float(torch.tensor(seen, dtype=torch.float64).quantile(share))
-    decide: Delegates = lambda *step: _delegates(algorithm, _probability(algorithm, network, *step), threshold)  # noqa: E731
+    decide = delegates(algorithm, network, threshold)
     expected = [reference.one_token(prompt, TOKENS, decide) for prompt in prompts]
     reference.close()
     path: Path = tmp_path_factory.mktemp("router") / f"{algorithm}.safetensors"
@@ -113,23 +98,19 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture(scope="module")
-def url(case: Case) -> Iterator[str]:
+def server(case: Case) -> Iterator[RunningServer]:
     assert check(case.deployment) == []
     with running_server(case.deployment) as running:
-        yield running.grpc_url
+        yield running
         assert_clean_and_serving(running)
 
 
-def _ask(url: str, prompt: list[int]) -> tuple[list[int], list[str]]:
-    with TokenRouterClient(url) as client:
-        answer = Answer.of(client.generate(input_ids=prompt, max_tokens=TOKENS, ignore_eos=True, timeout_s=200))
-    return answer.ids, answer.models
-
-
 @pytest.mark.parametrize(("at_once", "prompts"), [(1, 4), (8, 8)])
-def test_a_trained_router_equals_the_sequential_loop(url: str, case: Case, at_once: int, prompts: int) -> None:
+def test_a_trained_router_equals_the_sequential_loop(
+    server: RunningServer, case: Case, at_once: int, prompts: int
+) -> None:
     with ThreadPoolExecutor(at_once) as pool:
-        answers = list(pool.map(lambda prompt: _ask(url, prompt), case.prompts[:prompts]))
+        answers = list(pool.map(lambda prompt: ask(server, prompt, TOKENS, 200), case.prompts[:prompts]))
     assert len(answers) == prompts
     for question, answer, expected in zip(QUESTIONS, answers, case.expected, strict=False):
         assert answer == expected, question

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ME: its distribution is the mixture's, its answers are the sequential loop's, and what it refuses."""
+"""ME: its draws are those of the weights, its answers are the sequential loop's, and what it refuses.
+
+The models are scripted. The tests of distributions have constant ones, so they show the draws of models and tokens,
+and nothing of contexts: those are in test_mixture_of_engines.py, on real models.
+"""
 
 from __future__ import annotations
 
@@ -69,6 +73,8 @@ def _asked(count: int, max_tokens: int) -> list[dict[str, Any]]:
 
 
 def test_the_tokens_distribution_is_the_mixtures() -> None:
+    """Over whole answers, of models that don't mind what came before: tokens, makers, the next maker after the last,
+    and tokens by maker."""
     streams = run(answers(_config(), _constant, VOCABULARY, STEPS_S, _asked(40, 150)))
     tokens = Counter(t for s in streams for t in s.token_ids)
     assert sum(tokens.values()) == 6000
@@ -89,6 +95,8 @@ def test_the_tokens_distribution_is_the_mixtures() -> None:
 
 
 def test_an_answers_first_token_is_drawn_too_and_the_second_is_independent_of_it() -> None:
+    """As constant models have it. The same answers reject a first token by the entry model alone, and one draw for
+    the models of both."""
     streams = run(answers(_config(), _constant, VOCABULARY, STEPS_S, _asked(4000, 2)))
     pairs = Counter((s.token_ids[0], s.token_ids[1]) for s in streams)
     cells = list(product(range(VOCABULARY), repeat=2))
