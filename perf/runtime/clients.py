@@ -15,7 +15,10 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
 
+import psutil
 from pydantic import BaseModel
 
 from tools.client import GenerationError, TokenRouterClient
@@ -33,7 +36,8 @@ class PhaseSpec(BaseModel):
 
 
 class ClientSpec(BaseModel):
-    """url: of gRPC. clients: how many at once. warmup_s: before the first phase, not counted."""
+    """url: of gRPC. clients: how many at once. warmup_s: before the first phase, not counted. pids: of the processes
+    whose CPU time is read when the first phase begins and when the last one ends, by name."""
 
     url: str
     clients: int
@@ -41,6 +45,7 @@ class ClientSpec(BaseModel):
     warmup_s: float
     phases: list[PhaseSpec]
     seed: int = 1
+    pids: dict[str, int] = {}
 
 
 class PhaseResult(BaseModel):
@@ -62,11 +67,46 @@ class PhaseResult(BaseModel):
 
 
 class ClientResult(BaseModel):
-    """cpu_s: of this process, over all phases. requests: ended."""
+    """CPU seconds over all phases, without the warm-up. cpu_s: of this process; watched_s: of each in
+    `ClientSpec.pids`; threads_s: of the threads of each, the busiest first. requests: ended."""
 
     phases: list[PhaseResult]
     cpu_s: float
     requests: int
+    watched_s: dict[str, float] = {}
+    threads_s: dict[str, list[float]] = {}
+
+
+@dataclass(frozen=True)
+class _CPU:
+    """CPU seconds so far. threads: of each process watched, by thread id."""
+
+    own: float
+    watched: dict[str, float]
+    threads: dict[str, dict[int, float]]
+
+    @classmethod
+    def now(cls, pids: Mapping[str, int]) -> _CPU:
+        own = resource.getrusage(resource.RUSAGE_SELF)
+        processes = {name: psutil.Process(pid) for name, pid in pids.items()}
+        return cls(
+            own=own.ru_utime + own.ru_stime,
+            watched={name: sum(process.cpu_times()[:2]) for name, process in processes.items()},
+            threads={
+                name: {thread.id: thread.user_time + thread.system_time for thread in process.threads()}
+                for name, process in processes.items()
+            },
+        )
+
+    def watched_since(self, before: _CPU) -> dict[str, float]:
+        return {name: now - before.watched[name] for name, now in self.watched.items()}
+
+    def threads_since(self, before: _CPU) -> dict[str, list[float]]:
+        """The busiest first; those that have ended are left out."""
+        return {
+            name: sorted((now - before.threads[name].get(tid, 0.0) for tid, now in threads.items()), reverse=True)
+            for name, threads in self.threads.items()
+        }
 
 
 class _Clients:
@@ -127,19 +167,24 @@ def drive(spec: ClientSpec) -> ClientResult:
     for thread in threads:
         thread.start()
     time.sleep(max(0.0, clients.bounds[0] - time.monotonic()))
-    began = resource.getrusage(resource.RUSAGE_SELF)
+    began = _CPU.now(spec.pids)
     time.sleep(max(0.0, clients.bounds[-1] - time.monotonic()))
-    ended = resource.getrusage(resource.RUSAGE_SELF)
+    ended = _CPU.now(spec.pids)
     for thread in threads:
         thread.join()
     if failures:
         raise failures[0]
-    cpu_s = ended.ru_utime + ended.ru_stime - began.ru_utime - began.ru_stime
     phases = [
         PhaseResult(seconds=phase.seconds, tokens=[counts[s] for s in range(int(phase.seconds))])
         for phase, counts in zip(spec.phases, clients.tokens, strict=True)
     ]
-    return ClientResult(phases=phases, cpu_s=cpu_s, requests=clients.requests)
+    return ClientResult(
+        phases=phases,
+        cpu_s=ended.own - began.own,
+        requests=clients.requests,
+        watched_s=ended.watched_since(began),
+        threads_s=ended.threads_since(began),
+    )
 
 
 if __name__ == "__main__":

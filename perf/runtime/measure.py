@@ -9,14 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import psutil
 from pydantic import BaseModel
 
 from perf.runtime.clients import ClientResult, ClientSpec, PhaseSpec
 from python_backends.token_router.step_clock import overhead_ms
 from python_backends.token_router.threshold.forms import r2r
 from python_backends.token_router.threshold.profile import Profile, StepLatency
-from tools.deployment import Deployment
+from tools.deployment import ROUTER, Deployment
 from tools.supervisor import RunningServer, running_server
 
 __all__ = ["MAX_LIVE", "Measured", "Pair", "measure", "paced_server"]
@@ -66,12 +65,13 @@ class Pair(BaseModel):
 
 
 class Measured(BaseModel):
-    """What one load got.
+    """What one load got, or several one after the other.
 
     tokens_per_s, error: over all phases, with its standard error. phases: of each phase. by_second: tokens.
-    client_cpu, server_cpu: cores in use, by the clients' process and by each of the server's.
-    models: for each, from its own report, under this load only: steps/s and the runtime's part of a step, p50 and p95
-        (None where the model had nothing to do before its calls).
+    client_cpu, server_cpu: cores in use while tokens were counted, by the clients' process and by each of the server's.
+    router_threads: the same of token_router's threads, the busiest first.
+    models: for each, from its own report, under this load only: the runtime's part of a step, p50 and p95 (None where
+        the model had nothing to do before its calls).
     """
 
     tokens_per_s: float
@@ -80,12 +80,37 @@ class Measured(BaseModel):
     by_second: list[int]
     client_cpu: float
     server_cpu: dict[str, float]
+    router_threads: list[float]
     models: dict[str, dict[str, float | None]]
 
     @property
     def server_cpu_ms(self) -> float:
         """CPU time of the server for each token."""
         return sum(self.server_cpu.values()) * 1000 / self.tokens_per_s
+
+    @classmethod
+    def mean(cls, rounds: Sequence[Measured]) -> Measured:
+        """Of rounds equally long, of one phase each; the seconds of all of them."""
+        models = {
+            name: {what: _mean([r.models[name][what] for r in rounds]) for what in rounds[0].models[name]}
+            for name in rounds[0].models
+        }
+        tokens_per_s = sum(r.tokens_per_s for r in rounds) / len(rounds)
+        return cls(
+            tokens_per_s=tokens_per_s,
+            error=sum(r.error**2 for r in rounds) ** 0.5 / len(rounds),
+            phases=[tokens_per_s],
+            by_second=[tokens for r in rounds for tokens in r.by_second],
+            client_cpu=sum(r.client_cpu for r in rounds) / len(rounds),
+            server_cpu={n: sum(r.server_cpu[n] for r in rounds) / len(rounds) for n in rounds[0].server_cpu},
+            router_threads=[sum(x) / len(rounds) for x in zip(*(r.router_threads for r in rounds), strict=False)],
+            models=models,
+        )
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [x for x in values if x is not None]
+    return sum(known) / len(known) if known else None
 
 
 @contextmanager
@@ -96,13 +121,27 @@ def paced_server(pair: Pair, batching: Mapping[str, Any]) -> Iterator[RunningSer
 
 
 def measure(
-    server: RunningServer, clients: int, seconds: int, *, max_tokens: int = 1000, p: Sequence[float] = ()
+    server: RunningServer,
+    clients: int,
+    seconds: int,
+    *,
+    max_tokens: int = 1000,
+    p: Sequence[float] = (),
+    seed: int = 1,
 ) -> Measured:
-    """Closed-loop clients for `seconds`, or for `seconds` with each p in turn."""
+    """Closed-loop clients for `seconds`, or for `seconds` with each p in turn. seed: two loads with the same one draw
+    the same routes."""
     phases = [PhaseSpec(seconds=seconds, router_params={"p": x}) for x in p] or [PhaseSpec(seconds=seconds)]
-    spec = ClientSpec(url=server.grpc_url, clients=clients, max_tokens=max_tokens, warmup_s=_WARMUP_S, phases=phases)
-    pids = {"tritonserver": server.pid, **server.stub_pids()}
-    before, cpu_s = server.control.status().models, _cpu_s(pids)
+    spec = ClientSpec(
+        url=server.grpc_url,
+        clients=clients,
+        max_tokens=max_tokens,
+        warmup_s=_WARMUP_S,
+        phases=phases,
+        seed=seed,
+        pids={"tritonserver": server.pid, **server.stub_pids()},
+    )
+    before = server.control.status().models
     done = subprocess.run(
         [sys.executable, "-m", "perf.runtime.clients"],
         input=spec.model_dump_json(),
@@ -113,7 +152,7 @@ def measure(
     )
     if done.returncode:
         raise RuntimeError(f"the clients failed: {done.stderr.strip()[-2000:]}")
-    after, cpu_after_s = server.control.status().models, _cpu_s(pids)
+    after = server.control.status().models
     result = ClientResult.model_validate_json(done.stdout)
     total_s = sum(phase.seconds for phase in result.phases)
     return Measured(
@@ -122,20 +161,13 @@ def measure(
         phases=[phase.tokens_per_s for phase in result.phases],
         by_second=[tokens for phase in result.phases for tokens in phase.tokens],
         client_cpu=result.cpu_s / total_s,
-        server_cpu={name: (cpu_after_s[name] - cpu_s[name]) / (total_s + _WARMUP_S) for name in pids},
-        models={name: _steps(before[name], after[name], total_s + _WARMUP_S) for name in after},
+        server_cpu={name: cpu_s / total_s for name, cpu_s in result.watched_s.items()},
+        router_threads=[cpu_s / total_s for cpu_s in result.threads_s.get(ROUTER, ())],
+        models={name: _overhead(before[name], after[name]) for name in after},
     )
 
 
-def _steps(before: Mapping[str, Any], after: Mapping[str, Any], seconds: float) -> dict[str, float | None]:
-    """What a model did in these seconds, by its status (`StepClock.summary`) before and after."""
+def _overhead(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, float | None]:
+    """The runtime's part of a model's steps between two statuses of it (`StepClock.summary`)."""
     calls = before["overhead_calls"], after["overhead_calls"]
-    return {
-        "steps_per_s": (after["steps"] - before["steps"]) / seconds,
-        "overhead_ms_p50": overhead_ms(*calls, 0.5),
-        "overhead_ms_p95": overhead_ms(*calls, 0.95),
-    }
-
-
-def _cpu_s(pids: Mapping[str, int]) -> dict[str, float]:
-    return {name: sum(psutil.Process(pid).cpu_times()[:2]) for name, pid in pids.items()}
+    return {"overhead_ms_p50": overhead_ms(*calls, 0.5), "overhead_ms_p95": overhead_ms(*calls, 0.95)}

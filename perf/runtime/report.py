@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
 from perf.runtime.cases import Row
+from perf.runtime.findings import against, best_thresholds, follows_p
+from tools.deployment import ROUTER
 
 __all__ = ["TITLES", "markdown", "plots"]
 
@@ -16,16 +19,37 @@ TITLES = {
     "shares": "Share of the Markov model's T(B*), steps of 6.0 and 27.9 ms, p = 0.35",
     "ablation": "Ablation, the same steps, prefill charged (0.01 and 0.2 ms a token), answers of 300 tokens",
     "moving": "p = 0.1, 0.5, 0.1 in turn, N = 4",
+    "constants": "p = 0.1, 0.5, 0.1 in turn, N = 4, every constant B",
     "newer": "Steps of 2 and 12 ms, p = 0.35",
     "many": "Many requests at once",
 }
+_NOTES = {
+    "ablation": "step-sync and model-sync never send a call ahead, which costs them about 1 ms a step: what the policy"
+    " itself does is the difference from eager without that.",
+    "many": "All processes share the machine's cores, so that the rows say which of them, and which threads of"
+    " token_router, use how much of these.",
+}
+_FINDINGS: Mapping[str, Callable[[Sequence[Row]], list[str]]] = {
+    "shares": best_thresholds,
+    "moving": follows_p,
+    "constants": follows_p,
+}
+_THREADS = 3  # of token_router, shown
 
 
 def markdown(results: Mapping[str, Sequence[Row]]) -> str:
-    """A table for each case that was run."""
-    parts = ["# The runtime on a real Triton, paced models", ""]
+    """A table for each case that was run, and what it says."""
+    parts = [
+        "# The runtime on a real Triton, paced models",
+        "",
+        "Errors are standard errors. A difference is of the tokens in the same seconds of two settings, which drew the"
+        " same routes.",
+        "",
+    ]
     for case, rows in results.items():
-        parts += [f"## {TITLES[case]}", "", *_table(case, rows), ""]
+        parts += [f"## {TITLES[case]}", "", *([_NOTES[case], ""] if case in _NOTES else []), *_table(case, rows), ""]
+        if case in _FINDINGS:
+            parts += [*(f"- {line}" for line in _FINDINGS[case](rows)), ""]
     return "\n".join(parts)
 
 
@@ -34,6 +58,11 @@ def _table(case: str, rows: Sequence[Row]) -> list[str]:
     if any(r.threshold for r in rows):
         columns["B"] = [",".join(map(str, r.threshold)) if r.threshold else "" for r in rows]
     columns["tokens/s"] = [f"{r.measured.tokens_per_s:.1f} ± {r.measured.error:.1f}" for r in rows]
+    if any(r.against for r in rows):
+        apart = [against(r, rows) for r in rows]
+        columns["difference"] = [
+            f"{d} from {r.against}" if d is not None else "" for r, d in zip(rows, apart, strict=True)
+        ]
     if any(len(r.measured.phases) > 1 for r in rows):
         columns["by phase"] = [", ".join(f"{x:.1f}" for x in r.measured.phases) for r in rows]
     if any(r.predicted for r in rows):
@@ -46,13 +75,23 @@ def _table(case: str, rows: Sequence[Row]) -> list[str]:
     for model in ("slm", "llm"):
         columns[f"{model} cost of a step, ms"] = [_number(r.measured.models[model]["overhead_ms_p50"], 2) for r in rows]
     if case == "many":
-        columns["cores in use"] = [
-            ", ".join(f"{name} {cores:.2f}" for name, cores in sorted(r.measured.server_cpu.items())) for r in rows
-        ]
+        columns["cores in use"] = [_cores(r) for r in rows]
     columns["server CPU, ms/token"] = [f"{r.measured.server_cpu_ms:.2f}" for r in rows]
     columns["client CPU, cores"] = [f"{r.measured.client_cpu:.2f}" for r in rows]
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     return lines + ["| " + " | ".join(cells) + " |" for cells in zip(*columns.values(), strict=True)]
+
+
+def _cores(row: Row) -> str:
+    """By each process of the server, with token_router's busiest threads; by all and the clients, of what is there."""
+    measured = row.measured
+    threads = " + ".join(f"{x:.2f}" for x in measured.router_threads[:_THREADS])
+    parts = [
+        f"{name} {cores:.2f}" + (f" (threads {threads})" if name == ROUTER else "")
+        for name, cores in sorted(measured.server_cpu.items())
+    ]
+    whole = sum(measured.server_cpu.values()) + measured.client_cpu
+    return f"{', '.join(parts)}; with the clients {whole:.2f} of {os.cpu_count()}"
 
 
 def _number(value: float | None, digits: int = 1) -> str:
@@ -66,7 +105,7 @@ def plots(results: Mapping[str, Sequence[Row]], folder: Path, stem: str) -> list
     for case, rows in results.items():
         figure = Figure(figsize=(9, 5), layout="constrained")
         axes = figure.subplots()
-        if case == "moving":
+        if case in ("moving", "constants"):
             for row in rows:
                 axes.plot(_smooth(row.measured.by_second), label=row.name, lw=3 if row.name == "auto" else 1)
             axes.set(xlabel="s", ylabel="tokens/s (mean of 3 s)")

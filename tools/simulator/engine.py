@@ -228,13 +228,11 @@ class Simulation:
         return False
 
     def _hand_off(self, source: SimSession, target: SimSession) -> None:
-        self._scheduler.departed(target.model)
         source.here = False
         self._pends(source)
         if not self._config.batching.resume:
             source.known = 0
         self._begin_run(target)
-        self._scheduler.arrived(target.model)
 
     def _pends(self, session: SimSession) -> None:
         session.busy = False

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run as a Chrome trace (JSON), which https://ui.perfetto.dev opens.
+"""A run as a trace in the trace-event format (JSON), for https://ui.perfetto.dev.
 
 One process. A track for each model with a slice for each batch; a track for each session (a request on a
 model) with slices for its states; a counter of who waits for each model.
@@ -93,16 +93,17 @@ class ChromeTrace(Observer):
         return state
 
     def _slice(self, track: int, name: str, since: int, until: int, args: dict[str, Any]) -> None:
-        since, until = max(since, self._start), min(until, self._end)
+        # Whole µs: Perfetto cuts what a fraction isn't exactly, and leaves out a slice that overlaps the one before.
+        since, until = max(since, self._start) // _US, min(until, self._end) // _US
         if until > since:
             event = {"ph": "X", "name": name, "pid": _PROCESS, "tid": track}
-            self._events.append(event | {"ts": since / _US, "dur": (until - since) / _US, "args": args})
+            self._events.append(event | {"ts": since, "dur": until - since, "args": args})
 
     def _count(self, now: int, model: int, more: int) -> None:
         self._waiting[model] += more
         if self._start <= now < self._end:
             name = f"waiting for {self._models[model]}"
-            event = {"ph": "C", "name": name, "pid": _PROCESS, "tid": 0, "ts": now / _US}
+            event = {"ph": "C", "name": name, "pid": _PROCESS, "tid": 0, "ts": now // _US}
             self._events.append(event | {"args": {"requests": self._waiting[model]}})
 
 

@@ -3,20 +3,28 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import grpc
 import pytest
 
-from perf.runtime import clients
+from perf.runtime import cases, clients
+from perf.runtime.__main__ import CASES, ON_REQUEST
+from perf.runtime.cases import Best, Row, _around
 from perf.runtime.clients import ClientResult, ClientSpec, PhaseResult, PhaseSpec, drive
-from perf.runtime.measure import measure
+from perf.runtime.findings import against, best_thresholds, follows_p, paired
+from perf.runtime.measure import Measured, Pair, measure
+from perf.runtime.report import markdown, plots
 from python_backends.llm.contract import StepStats
 from python_backends.token_router.step_clock import StepClock
 from tools.client import GenerationError
@@ -125,6 +133,152 @@ class FakeServer:
         return SimpleNamespace(models={"llm": self.clock.summary()})
 
 
+def test_the_cpu_time_of_the_warm_up_does_not_count(server: type[FakeClient]) -> None:
+    """A process that is busy until the first phase begins, and then sleeps."""
+    code = "import time; end = time.monotonic() + 1.0\nwhile time.monotonic() < end: pass\ntime.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", code]) as process:
+        result = drive(spec(PhaseSpec(seconds=1), warmup_s=2.0).model_copy(update={"pids": {"busy": process.pid}}))
+        process.kill()
+    assert result.watched_s["busy"] < 0.2
+    assert result.threads_s["busy"] == [pytest.approx(result.watched_s["busy"], abs=0.03)]
+
+
+def measured(tokens: list[int], phases: int = 1, **more: Any) -> Measured:
+    """Of these tokens by second, in so many phases."""
+    each = len(tokens) // phases
+    rates = [sum(tokens[i * each : (i + 1) * each]) / each for i in range(phases)]
+    given = {"client_cpu": 0.1, "server_cpu": {"llm": 0.5}, "router_threads": [0.3, 0.1], "models": {}} | more
+    return Measured(tokens_per_s=sum(tokens) / len(tokens), error=1.0, phases=rates, by_second=tokens, **given)
+
+
+def test_rounds_are_put_together() -> None:
+    costs = [{"llm": {"overhead_ms_p50": x}} for x in (None, 0.5)]
+    rounds = [measured([10, 12], models=costs[0]), measured([14, 16], server_cpu={"llm": 0.7}, models=costs[1])]
+    whole = Measured.mean(rounds)
+    assert (whole.tokens_per_s, whole.phases, whole.by_second) == (13.0, [13.0], [10, 12, 14, 16])
+    assert whole.error == pytest.approx(2**0.5 / 2)
+    assert whole.server_cpu == {"llm": pytest.approx(0.6)}
+    assert whole.models == {"llm": {"overhead_ms_p50": 0.5}}
+
+
+def row(name: str, b: list[int], tokens: list[int], live: int = 8) -> Row:
+    return Row(name=name, live=live, against=None if name == "B*" else "B*", threshold=b, measured=measured(tokens))
+
+
+def test_a_difference_is_of_the_same_seconds() -> None:
+    apart = paired([101, 202, 303], [100, 200, 300])
+    assert apart.share == pytest.approx(0.01)
+    assert apart.error == pytest.approx(1 / math.sqrt(3) / 200)
+    assert str(apart) == "+1.0 ± 0.3 %"
+    with pytest.raises(ValueError):
+        paired([1, 2], [1])
+    with pytest.raises(ValueError, match="no token"):
+        paired([1], [0])
+
+
+def test_a_row_is_compared_with_its_own_n() -> None:
+    rows = [row("B*", [1, 5], [100, 100]), row("B*", [1, 3], [50, 50], live=4), row("eager", [1, 1], [49, 49], live=4)]
+    assert str(against(rows[2], rows)) == "-2.0 ± 0.0 %"
+    assert against(rows[0], rows) is None
+
+
+@pytest.mark.parametrize(
+    ("others", "says"),
+    [
+        ([[99, 201], [90, 190]], "1,5 measured best; next comes 1,4 with +0.0 ± 0.7 %. {} as measured, but the errors"),
+        ([[99, 198], [90, 190]], "B* = 1,5 measured best; next comes 1,4 with -1.0 ± 0.3 %. {} yes, at two"),
+        ([[100, 201], [90, 190]], "1,4 measured best, +0.3 ± 0.3 % from B* = 1,5. {} yes, at two standard errors."),
+        ([[100, 206], [90, 190]], "1,4 measured best, +2.0 ± 2.0 % from B* = 1,5. {} not as measured, but"),
+        ([[103, 204], [90, 190]], "1,4 measured best, +2.3 ± 0.3 % from B* = 1,5. {} no."),
+        ([[90, 211], [90, 190]], "1,4 measured best, +0.3 ± 7.0 % from B* = 1,5. {} as measured, but the errors"),
+    ],
+)
+def test_whether_the_predicted_b_is_the_best(others: list[list[int]], says: str) -> None:
+    held = row("B*, hold", [1, 5], [500, 500])  # the same B: not one to choose from
+    rows = [row("B* - 1", [1, 4], others[0]), row("B*", [1, 5], [100, 200]), row("B* + 1", [1, 6], others[1]), held]
+    (line,) = best_thresholds(rows)
+    assert says.format("B* within 1 % of the best:") in line
+    assert line.startswith("N = 8: ")
+    assert not best_thresholds([row("B*", [1, 1], [60, 61], live=1)])
+
+
+def test_auto_is_compared_by_phase_and_over_all() -> None:
+    low, high = [100, 102, 50, 50, 100, 102], [90, 90, 60, 62, 90, 90]
+    rows = [
+        Row(name="B = 1,1", live=4, threshold=[1, 1], measured=measured(low, 3)),
+        Row(name="B = 1,3", live=4, threshold=[1, 3], measured=measured(high, 3)),
+        Row(name="auto", live=4, measured=measured([100, 102, 58, 60, 95, 97], 3)),
+    ]
+    length, first, second, third, whole = follows_p(rows)
+    assert length.startswith("Phases of 2 s;")
+    assert first == "Phase 1, p = 0.1: auto +0.0 ± 0.0 % from the best constant B (1,1): within 3 %."
+    assert second == "Phase 2, p = 0.5: auto -3.3 ± 0.0 % from the best constant B (1,3): not within 3 %."
+    assert third == "Phase 3, p = 0.1: auto -5.0 ± 0.0 % from the best constant B (1,1): not within 3 %."
+    assert whole.startswith("Whole run: auto +1.6 ± ") and whole.endswith(" from the best of 2 constant B (1,1).")
+
+
+def test_the_b_around_the_best() -> None:
+    tables = _around(Pair(), {n: Best.of(Pair(), n) for n in (1, 2, 4, 8)})
+    assert tables["B*"] == {1: [1, 1], 2: [1, 2], 4: [1, 3], 8: [1, 5]}
+    assert tables["B* + 1"] == {4: [1, 4], 8: [1, 6]}  # for two, (1, 3) could leave both waiting
+    assert tables["another B of the SLM"] == {8: [2, 5]}
+
+
+class FakeMachine:
+    """Servers that are checked and not started; loads that take no time. loads: (N, seconds, seed) by setting."""
+
+    def __init__(self) -> None:
+        self.loads: dict[str, list[tuple[int, int, int]]] = {}
+
+    @contextmanager
+    def serve(self, pair: Pair, batching: dict[str, Any]) -> Iterator[str]:
+        yield json.dumps(pair.deployment(batching).batching.model_dump(mode="json"), sort_keys=True)
+
+    def measure(self, server: str, live: int, seconds: int, *, seed: int = 1, p: Any = (), **_: Any) -> Measured:
+        self.loads.setdefault(server, []).append((live, seconds, seed))
+        overhead = {"overhead_ms_p50": 0.5, "overhead_ms_p95": None}
+        models = {name: dict(overhead) for name in ("slm", "llm")}
+        phases = len(p) or 1
+        return measured([10 * live] * seconds * phases, phases, server_cpu={"token_router": 0.5}, models=models)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> FakeMachine:
+    machine = FakeMachine()
+    monkeypatch.setattr(cases, "paced_server", machine.serve)
+    monkeypatch.setattr(cases, "measure", machine.measure)
+    return machine
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_every_case_has_settings_that_can_be_served_and_a_page(name: str, machine: FakeMachine, tmp_path: Path) -> None:
+    rows = CASES[name][0](2, lambda _: None)
+    assert all(row.against is None or against(row, rows) for row in rows)
+    page = markdown({name: rows})
+    assert page.count("\n| ") == 1 + len(rows)
+    assert [path.is_file() for path in plots({name: rows}, tmp_path, "x")] == [True]
+
+
+def test_rounds_take_turns_with_a_seed_each(machine: FakeMachine) -> None:
+    rows = cases.newer(30, lambda _: None)
+    assert len(machine.loads) == 4
+    for loads in machine.loads.values():
+        assert loads == [(n, 10, seed) for n in (4, 16) for seed in (1, 2, 3)]
+    assert all(len(row.measured.by_second) == 30 for row in rows)
+
+
+def test_all_cases_but_the_longest_take_less_than_ten_minutes(machine: FakeMachine) -> None:
+    """With 2.8 s for each load beside its own time, and 4.3 for each server."""
+    took_s = 0.0
+    for name in CASES.keys() - set(ON_REQUEST):
+        case, seconds = CASES[name]
+        machine.loads = {}
+        case(seconds, lambda _: None)
+        loads = [load for mine in machine.loads.values() for load in mine]
+        took_s += sum(2.8 + s * (3 if name == "moving" else 1) for _, s, _ in loads) + 4.3 * len(machine.loads)
+    assert took_s < 590
+
+
 def test_a_rows_step_cost_is_of_its_own_load(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few calls after many, on one server: the cost is that of the few. The clients may take as long as they are to."""
     server, timeouts = FakeServer(), []
@@ -142,9 +296,9 @@ def test_a_rows_step_cost_is_of_its_own_load(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(subprocess, "run", load)
     server.calls(1500, 0.5)
-    measured = measure(server, 4, 400, p=(0.1, 0.5))  # type: ignore[arg-type]
-    assert measured.models["llm"]["overhead_ms_p50"] == pytest.approx(2.0, rel=0.011)
-    assert measured.models["llm"]["overhead_ms_p95"] == pytest.approx(2.0, rel=0.011)
+    got = measure(server, 4, 400, p=(0.1, 0.5))  # type: ignore[arg-type]
+    assert got.models["llm"]["overhead_ms_p50"] == pytest.approx(2.0, rel=0.011)
+    assert got.models["llm"]["overhead_ms_p95"] == pytest.approx(2.0, rel=0.011)
     assert timeouts[0] > 2 * 400 + 30
     server.clock.idle()
     monkeypatch.setattr(server, "calls", lambda *_: None)

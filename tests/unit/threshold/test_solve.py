@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -89,6 +90,22 @@ def test_a_grid_of_very_many_b_is_coarse() -> None:
     grid = _grid(3, 1024)
     assert grid[0] == 1 and grid == sorted(set(grid))
     assert 100 < _count_feasible(1024, grid, 3) <= 4096
+
+
+@pytest.mark.parametrize(
+    ("case", "live", "best", "throughput", "within_s"),
+    [(PAPER, 64, (6, 38), 3113.0, 4.0), (STITCH, 64, (8, 1), 3963.0, 6.0), (ME, 16, (1, 2, 3), 1068.2, 10.0)],
+)
+def test_64_requests_and_three_models_are_soon_solved(
+    case: Profile, live: int, best: tuple[int, ...], throughput: float, within_s: float
+) -> None:
+    """About a second of CPU for two models, under ten for three; with room for a slow machine."""
+    began_s = time.process_time()
+    found = solve(case, live)
+    took_s = time.process_time() - began_s
+    assert found.best == best
+    assert found.steady.throughput == pytest.approx(throughput, rel=0.002)
+    assert took_s < within_s
 
 
 def test_of_equal_b_the_smallest_wins() -> None:

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command: the paced pair at B* on a real Triton, with the runtime's functions timed from outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markdown import Markdown
+
+from perf.hops.table import calls_of, hops_of, markdown, summary
+from perf.hops.traced import FOLDER_VARIABLE
+from perf.runtime.measure import Measured, Pair, measure
+from python_backends.token_router.threshold.solve import solve
+from tools.deployment import Deployment
+from tools.supervisor import running_server
+
+_TRACED = "perf.hops.traced:TRACED"
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+def _deployment(pair: Pair, live: list[int]) -> Deployment:
+    """The pair at B* for each N, its router the one that times."""
+    table = {n: list(solve(pair.profile(), n).best) for n in live}
+    given = pair.deployment({"threshold": table, "max_wait_ms": 60_000.0}).model_dump(mode="json", exclude_unset=True)
+    given["router"] |= {"name": _TRACED, "path": str(_ROOT)}
+    return Deployment.model_validate(given)
+
+
+def _run(live: list[int], seconds: int) -> tuple[list[Any], dict[int, tuple[float, float, Measured]]]:
+    """All notes, and for each N from when to when it was measured."""
+    spans = {}
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ[FOLDER_VARIABLE] = folder
+        with running_server(_deployment(Pair(), live)) as server:
+            for n in live:
+                began_s = time.monotonic()
+                measured = measure(server, n, seconds)
+                spans[n] = began_s, time.monotonic(), measured
+        files = sorted(Path(folder).glob("*.json"))
+        names = {path.stem for path in files}
+        if names != {"token_router", "slm", "llm"}:
+            raise RuntimeError(f"notes of {sorted(names)} only: Triton did not finalize all models")
+        return [note for path in files for note in json.loads(path.read_text())], spans
+
+
+def main(
+    live: Annotated[list[int] | None, typer.Option(min=1, help="clients at once; by default 1, then 8")] = None,
+    seconds: Annotated[int, typer.Option(min=1, help="of each measurement")] = 15,
+    output: Annotated[Path, typer.Option(help="the folder of the results")] = Path("perf/results"),
+) -> None:
+    """Where the time goes between the end of one model's step and the begin of the next."""
+    console = Console()
+    notes, spans = _run(live or [1, 8], seconds)
+    found = {n: summary(hops_of(calls_of(notes, begin, end))) for n, (begin, end, _) in spans.items()}
+    page = markdown(found)
+    console.print(Markdown(page))
+    rates = {n: measured.tokens_per_s for n, (_, _, measured) in spans.items()}
+    output.mkdir(parents=True, exist_ok=True)
+    (output / "hops.json").write_text(json.dumps({"tokens_per_s": rates, "hops": found}, indent=1) + "\n")
+    (output / "hops.md").write_text(page)
+    console.print(f"wrote {output / 'hops.json'} and hops.md; {rates} tokens/s while timed")
+
+
+if __name__ == "__main__":
+    typer.run(main)

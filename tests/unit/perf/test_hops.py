@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of ways between two steps: what led to a call, and where its time went."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perf.hops import traced
+from perf.hops.table import LEGS, calls_of, hops_of, markdown, summary
+from python_backends.llm.contract import SessionOpen, SessionResult, SessionStep, StepRequest, StepResponse
+from python_backends.llm.engines.config import PacedConfig
+from python_backends.llm.engines.paced import PacedEngine
+from python_backends.llm.runner import LLMRunner
+from python_backends.llm.wire import Wire, decode_request, encode_response
+from python_backends.token_router import llm_client
+from python_backends.token_router.lifeline import ProcessLifeline
+from python_backends.token_router.llm_client import ThreadedLLMClient
+from routers import RouterConfig
+
+BEFORE = ("launched", "taken", "sent", "entered", "begins")
+AFTER = ("ends", "routed", "left", "received", "answered")
+
+
+def call(model: str, number: int, launched: float, begins: float, **more: Any) -> list[list[Any]]:
+    """Notes of a call that takes 5 s: a tenth of a second between what is noted, but to where it begins."""
+    moments = [launched + i / 10 for i in range(4)] + [begins]
+    notes = [[s, what, model, number, None] for s, what in zip(moments, BEFORE, strict=True)]
+    notes[0][4] = {"steps": more.get("steps", [1]), "opens": more.get("opens", 0)}
+    notes += [[begins + 5 + i / 10, what, model, number, None] for i, what in enumerate(AFTER)]
+    notes[-1][4] = more.get("leaving", [])
+    return notes
+
+
+def found(*calls: list[list[Any]]) -> list[Any]:
+    return hops_of(calls_of([note for notes in calls for note in notes], 0.0, 1000.0))
+
+
+def test_a_request_that_leaves_leads_to_the_other_models_call() -> None:
+    (hop,) = found(call("slm", 1, 0.0, 1.0, leaving=[7]), call("llm", 1, 6.402, 7.0, steps=[7]))
+    assert hop.kind == "slm to llm"
+    assert list(hop.legs) == list(LEGS)
+    assert hop.ms == pytest.approx(1000)
+    assert hop.legs["act on it, launch"] == pytest.approx(2, abs=0.01)
+    assert hop.legs["sample and route"] == pytest.approx(100)
+
+
+def test_the_models_own_call_leads_to_the_next_one_unless_somebody_came_later() -> None:
+    mine = call("llm", 1, 0.0, 1.0)  # is answered at 6.4
+    other = call("slm", 1, 0.0, 1.001, leaving=[7])  # at 6.401
+    (hop,) = found(mine, call("llm", 2, 6.402, 7.0, steps=[8]))
+    assert hop.kind == "llm, again"
+    (hop,) = found(mine, other, call("llm", 2, 6.402, 7.0, steps=[7, 8]))
+    assert hop.kind == "slm to llm"
+    since = call("slm", 2, 5.9, 6.3)  # sent ahead of the end of the one that led to it
+    assert "slm to llm" in [h.kind for h in found(mine, other, since, call("llm", 2, 6.402, 7.0, steps=[7, 8]))]
+
+
+def test_a_call_sent_ahead_waits_for_what_the_llm_does() -> None:
+    (hop,) = found(call("slm", 1, 0.0, 1.0), call("slm", 2, 5.9, 6.5))
+    assert hop.kind == "slm, sent ahead"
+    assert hop.ms == pytest.approx(500)
+    assert set(hop.legs) == {"sample and route", "answer encoded", "BLS, there", "decoded, to the engine"}
+
+
+def test_what_a_client_or_a_timer_leads_to_is_left_out() -> None:
+    first = call("slm", 1, 0.0, 1.0)
+    assert not found(first, call("slm", 2, 6.402, 7.0, opens=1))
+    assert not found(first, call("slm", 2, 6.9, 7.5))
+    assert not found(first)
+    half = [note for note in call("slm", 2, 6.402, 7.0) if note[1] != "answered"]
+    assert not found(first, half)
+
+
+def test_an_answer_that_overtakes_its_way_back_has_not_waited_for_it() -> None:
+    early = call("slm", 1, 0.0, 1.0)
+    early[-1][0] = 6.25  # before "received"
+    (hop,) = found(early, call("slm", 2, 6.252, 7.0))
+    assert "BLS, back" not in hop.legs
+    assert hop.legs["to the event loop"] == pytest.approx(50)
+    assert hop.ms == pytest.approx(1000)
+
+
+def test_the_page_has_a_column_for_each_kind() -> None:
+    hops = found(call("slm", 1, 0.0, 1.0, leaving=[7]), call("llm", 1, 6.402, 7.0, steps=[7]))
+    told = summary(hops)
+    assert told["slm to llm"]["count"] == 1
+    assert told["slm to llm"]["ms_p50"] == told["slm to llm"]["ms_p95"] == pytest.approx(1000)
+    page = markdown({8: told})
+    assert "## N = 8" in page and "| | slm to llm |" in page and "| BLS, back | 100.00 |" in page
+
+
+@pytest.fixture
+def unwrapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the stopwatch wraps is as it was after the test."""
+    methods = ((ThreadedLLMClient, "step"), (ThreadedLLMClient, "_exchange"), (LLMRunner, "execute"))
+    functions = ((llm_client, "encode_request"), (llm_client, "decode_response"))
+    for owner, name in (*methods, (PacedEngine, "step"), *functions):
+        monkeypatch.setattr(owner, name, vars(owner)[name])
+
+
+def served(runner: LLMRunner | None = None) -> Any:
+    """What Triton's stub drives, of a class of its own."""
+
+    class Model:
+        _runner = runner
+
+        def execute(self, requests: list[StepRequest]) -> list[Any]:
+            return [runner.execute(request) for request in requests] if runner else []
+
+        def finalize(self) -> None:
+            pass
+
+    return Model()
+
+
+def written(model: Any, path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, int, Any]]:
+    monkeypatch.setenv(traced.FOLDER_VARIABLE, str(path.parent))
+    model.finalize()
+    notes = json.loads(path.read_text())
+    assert [note[0] for note in notes] == sorted(note[0] for note in notes)
+    return [tuple(note[1:]) for note in notes]
+
+
+@pytest.mark.usefixtures("unwrapped")
+def test_the_llms_part_of_a_call_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever changes what is wrapped finds out here."""
+    router = RouterConfig.model_validate({"name": "random", "params": {"p": 0.0}})
+    engine = PacedEngine(PacedConfig(type="paced", step_ms=1.0), "slm")
+    model = served(LLMRunner("slm", 0, engine, router.router(0, ["slm", "llm"]), router))
+    traced.install_llm(type(model))
+    (response,) = model.execute([StepRequest(number=3, steps=[SessionStep(7, 0, [5])], opens=[SessionOpen(7, 1, 9)])])
+    assert response.results[0].token_ids
+    moments = written(model, tmp_path / "slm.json", monkeypatch)
+    assert moments == [(what, "slm", 3, None) for what in ("entered", "begins", "ends", "routed", "left")]
+
+
+@pytest.mark.usefixtures("unwrapped")
+def test_the_routers_part_of_a_call_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = served()
+    traced.install_router(type(model))
+
+    def call(wire: Wire) -> Wire:
+        request = decode_request(wire)
+        return encode_response(StepResponse([SessionResult([4], [0.0], s.session - 7) for s in request.steps]))
+
+    async def main() -> None:
+        client = ThreadedLLMClient("slm", call, lambda: None, 30.0, ProcessLifeline())
+        await client.step(StepRequest(number=3, steps=[SessionStep(7, 0, [5]), SessionStep(8, 0, [5])]))
+        client.close()
+
+    asyncio.run(main())
+    launched, *others = written(model, tmp_path / "token_router.json", monkeypatch)
+    assert launched == ("launched", "slm", 3, {"steps": [7, 8], "opens": 0})
+    assert others == [*((what, "slm", 3, None) for what in ("taken", "sent", "received")), ("answered", "slm", 3, [8])]
