@@ -24,9 +24,10 @@ serve: setup ## serve a deployment: make serve ARGS=deployment.yaml
 test: ## all checks and all tests, as CI runs them
 	@scripts/test
 
-test-gpu: setup ## conformance on a real TensorRT-LLM: make test-gpu DEPLOYMENT=deployment.yaml (docs/tensorrt_llm.md)
+test-gpu: $(if $(TEST_PYTHON),,setup) ## conformance on a real TensorRT-LLM: make test-gpu DEPLOYMENT=deployment.yaml (docs/tensorrt_llm.md)
 	@test -f "$(DEPLOYMENT)" || { echo "DEPLOYMENT: got '$(DEPLOYMENT)'; must be a deployment file with two stock models"; exit 2; }
-	@TOKENROUTER_STOCK_DEPLOYMENT="$(abspath $(DEPLOYMENT))" .venv/bin/python -m pytest tests/triton/test_tensorrtllm.py $(ARGS)
+	@TOKENROUTER_STOCK_DEPLOYMENT="$(abspath $(DEPLOYMENT))" $(or $(TEST_PYTHON),.venv/bin/python) -m pytest -W default \
+	  tests/triton/test_tensorrtllm.py $(ARGS)
 
 check: ## style and types only
 	@scripts/check

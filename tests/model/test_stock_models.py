@@ -10,6 +10,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,11 +18,12 @@ from python_backends.llm.catalog import locate_tokenizer, locate_weights
 from python_backends.llm.contract import SamplingParams
 from python_backends.llm.gguf_header import read_gguf_header
 from python_backends.token_router.tokenizer import Tokenizer
-from tests.model.asking import ask_rstitch
+from tests.model.asking import ask, ask_rstitch
 from tests.model.reference import Reference
 from tests.triton.servers import assert_clean_and_serving
 from tests.triton.stock import REAL, engine_folder, stock_engine, stock_server
 from tools.deployment import Deployment, load_deployment
+from tools.supervisor import RunningServer, running_server
 
 pytestmark = [
     pytest.mark.model,
@@ -75,3 +77,35 @@ def test_tokens_equal_those_of_the_sequential_loop_on_llama_cpp(tmp_path: Path) 
         blocks = server.control.status().models
         assert all(model["kv_reused_blocks"] > 5 * model["kv_new_blocks"] for model in blocks.values())
         assert_clean_and_serving(server)
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "asked"),
+    [
+        ("me", {"weights": [0.6, 0.4]}, {"temperature": 1.0, "top_k": 40, "seed": 3}),
+        ("bild", {"threshold": 0.5}, {}),
+        ("random", {"p": 0.4}, {"temperature": 0.8, "seed": 3}),
+        ("single", {"model": 1}, {}),
+    ],
+)
+def test_the_other_routers_give_the_tokens_of_the_engine_llama_cpp(
+    tmp_path: Path, name: str, params: dict[str, Any], asked: dict[str, Any]
+) -> None:
+    parts = load_deployment("smollm2").model_dump()
+    parts |= {"router": {"name": name, "params": params}}
+    parts["server"] |= {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
+    shipped = Deployment.model_validate(parts)
+    tokenizer = Tokenizer(locate_tokenizer(str(shipped.tokenizer)))
+    prompts = [tokenizer.encode_chat([{"role": "user", "content": q}]) for q in QUESTIONS[-3:]]
+
+    def answers(server: RunningServer) -> list[tuple[list[int], list[str]]]:
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            return list(pool.map(lambda prompt: ask(server, prompt, 24, 200, **asked), prompts))
+
+    with stock_server(_stock(shipped, tmp_path)) as server:
+        ours = answers(server)
+        assert_clean_and_serving(server, input_ids=prompts[0], max_tokens=2, **asked)
+    with running_server(shipped) as server:
+        assert ours == answers(server)
+    writers = {"llm"} if name == "single" else set(shipped.model_names)
+    assert {model for _, models in ours for model in models} == writers

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from python_backends.llm.engines.config import EngineConfig, TensorRTLLMBackendConfig
 from tools.deployment import Deployment, load_deployment
 from tools.supervisor import RunningServer, running_server
 
@@ -47,6 +48,14 @@ def stock_engine(folder: Path, **settings: Any) -> dict[str, Any]:
     return {
         "type": "tensorrtllm", "engine_dir": str(folder), "tokens_per_block": TOKENS_PER_BLOCK, "prefill_chunk": 256,
     } | settings  # fmt: skip
+
+
+def max_seq_len(engine: EngineConfig) -> int:
+    """The longest sequence that the engine of a stock model was built for, as its own file says."""
+    assert isinstance(engine, TensorRTLLMBackendConfig)
+    build = json.loads((Path(engine.engine_dir) / "config.json").read_text())["build_config"]
+    longest: int = build["max_seq_len"]
+    return longest
 
 
 @contextmanager

@@ -5,6 +5,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,13 +18,24 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+import yaml
 from tritonclient.utils import InferenceServerException
 
 from python_backends.llm.engines.stock_facts import stock_facts
 from python_backends.llm.gguf_header import read_gguf_header
+from routers.registry import ALGORITHMS
 from tests.triton.servers import VOCABULARY, Background, assert_clean_and_serving, paced_tokens, wait_until
-from tests.triton.stock import REAL, TOKENS_PER_BLOCK, engine_folder, real_deployment, stock_engine, stock_server
-from tests.unit.routers.trained import network, write
+from tests.triton.stock import (
+    BACKEND,
+    REAL,
+    TOKENS_PER_BLOCK,
+    engine_folder,
+    max_seq_len,
+    real_deployment,
+    stock_engine,
+    stock_server,
+)
+from tests.unit.routers.trained import NETWORKS, network, write
 from tools.client import Answer, GenerationError, TokenRouterClient
 from tools.deployment import Deployment
 from tools.errors import UserError
@@ -32,21 +46,39 @@ pytestmark = pytest.mark.triton
 stand_in_only = pytest.mark.skipif(REAL is not None, reason="needs the stand-in")
 
 PROMPT = "Tell me about rivers."
-RSTITCH = {"name": "rstitch", "params": {"tau": 0.4 if REAL is None else 0.02}}  # so that both models write
+PROMPTS = [PROMPT, "x", "How do I boil an egg? " * 10, "Why is the sky blue?", "Name a river.", "A poem, please."]
+SAMPLED = {"temperature": 0.9, "top_p": 0.9, "seed": 5, "presence_penalty": 0.5}
+ONLY_LOGITS: dict[str, dict[str, Any]] = {  # or not even those; with params by which both models write
+    "rstitch": {"tau": 0.4 if REAL is None else 0.02},
+    "me": {"weights": [0.5, 0.5]},
+    "bild": {"threshold": 0.3 if REAL is None else 0.9},
+    "random": {"p": 0.5},
+    "markov": {"p": [[0.5, 0.5], [0.3, 0.7]], "c": [[1, 0], [1, 1]]},
+    "single": {"model": 1},  # but for this one
+}
+RSTITCH = {"name": "rstitch", "params": ONLY_LOGITS["rstitch"]}
+MORE = {
+    "citer": "hidden_states",
+    "co_llm": "hidden_states",
+    "r2r": "hidden_states",
+    "glimp": "token_bytes",
+}
 
 
 @pytest.fixture(scope="module")
-def engines(tiny_deployment: Deployment, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """An engine folder for each of the two tiny llama.cpp models."""
+def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """An engine folder for each of the two tiny llama.cpp models; none for the real backend, where llama.cpp isn't."""
+    if REAL is not None:
+        return {}
     folder, folders = tmp_path_factory.mktemp("engines"), {}
-    for model in tiny_deployment.models:
+    for model in request.getfixturevalue("tiny_deployment").models:
         tokens = read_gguf_header(Path(model.engine.weights)).arrays["tokenizer.ggml.tokens"]  # type: ignore[union-attr]
         folders[model.name] = engine_folder(folder / model.name, model.engine.model_dump(), tokens.length)
     return folders
 
 
 @pytest.fixture(scope="module")
-def stock(engines: dict[str, Path], tiny_deployment: Deployment) -> Any:
+def stock(request: pytest.FixtureRequest, engines: dict[str, Path]) -> Any:
     """A deployment of stock models under a router; parts: other sections of it."""
 
     def deployment(router: dict[str, Any], count: int = 2, **parts: Any) -> Deployment:
@@ -60,7 +92,7 @@ def stock(engines: dict[str, Path], tiny_deployment: Deployment) -> Any:
                     {"name": name, "engine": stock_engine(folder, eos_token_ids=ends)}
                     for name, folder in list(engines.items())[:count]
                 ],
-                "tokenizer": tiny_deployment.tokenizer,
+                "tokenizer": request.getfixturevalue("tiny_deployment").tokenizer,
                 "router": router,
                 "server": {"http_port": 0, "grpc_port": 0, "metrics_port": 0},
             }
@@ -116,24 +148,32 @@ def kv(server: RunningServer, model: str) -> tuple[int, int]:
 # The routers
 
 
-@pytest.mark.parametrize(
-    ("router", "models", "request_"),
-    [
-        ({"name": "random", "params": {"p": 0.5}}, 2, {"seed": 3}),
-        ({"name": "me", "params": {"weights": [0.5, 0.5]}}, 2, {"temperature": 1.0, "seed": 3}),
-        ({"name": "single"}, 1, {}),
-    ],
-)
-def test_a_router_that_needs_only_logits(
-    stock: Any, router: dict[str, Any], models: int, request_: dict[str, Any]
-) -> None:
-    with stock_server(stock(router, models)) as server:
-        answers = [ask(server, max_tokens=40, ignore_eos=True, **request_) for _ in range(2)]
-        assert len(answers[0].ids) == 40
-        assert len(set(answers[0].models)) == models
-        if REAL is None:  # reuse may change a real engine's logits in their last bit
-            assert answers[0].ids == answers[1].ids
-        assert_clean_and_serving(server, input_ids=[3, 4], max_tokens=2, **request_)
+def test_every_router_is_tried() -> None:
+    assert sorted([*ONLY_LOGITS, *MORE]) == sorted(ALGORITHMS)
+
+
+@pytest.mark.parametrize("name", list(ONLY_LOGITS))
+def test_a_router_that_needs_only_logits(stock: Any, request: pytest.FixtureRequest, name: str) -> None:
+    """Many requests at once; on the stand-in token for token what the engine llama_cpp gives."""
+    router = {"name": name, "params": ONLY_LOGITS[name]}
+    requests: list[tuple[str, dict[str, Any]]] = [(text, SAMPLED) for text in PROMPTS]
+    if name != "me":  # it takes no greedy request
+        requests += [(text, {"seed": 5}) for text in PROMPTS[:3]]  # the draws of `random` and `markov` too
+
+    def answers(server: RunningServer) -> list[tuple[list[int], list[str]]]:
+        with ThreadPoolExecutor(len(requests)) as pool:
+            made = pool.map(lambda r: ask(server, text=r[0], max_tokens=40, ignore_eos=True, **r[1]), requests)
+            return [(answer.ids, answer.models) for answer in made]
+
+    with stock_server(stock(router)) as server:
+        ours = answers(server)
+        assert all(len(ids) == 40 for ids, _ in ours)
+        assert {model for _, models in ours for model in models} == ({"llm"} if name == "single" else {"slm", "llm"})
+        assert_clean_and_serving(server, input_ids=[3, 4], max_tokens=2, **SAMPLED)
+    if REAL is None:
+        parts = request.getfixturevalue("tiny_deployment").model_dump() | {"router": router}
+        with running_server(Deployment.model_validate(parts)) as theirs:
+            assert ours == answers(theirs)
 
 
 def test_rstitch_both_models_write_and_log_probs_come(server: RunningServer) -> None:
@@ -142,30 +182,14 @@ def test_rstitch_both_models_write_and_log_probs_come(server: RunningServer) -> 
     assert_clean_and_serving(server)
 
 
-@stand_in_only
-@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.9, "top_p": 0.9, "seed": 5, "presence_penalty": 0.5}])
-def test_the_tokens_are_those_of_the_engine_llama_cpp(
-    server: RunningServer, tiny_server: RunningServer, sampling: dict[str, Any]
-) -> None:
-    prompts = [PROMPT, "x", "How do I boil an egg? " * 10, "Why is the sky blue?", "Name a river.", "A poem, please."]
-
-    def both(prompt: str) -> tuple[Answer, Answer]:
-        request = {"text": prompt, "max_tokens": 40, "ignore_eos": True, **sampling}
-        return ask(server, **request), ask(tiny_server, **request)
-
-    with ThreadPoolExecutor(len(prompts)) as pool:
-        for ours, theirs in pool.map(both, prompts):
-            assert (ours.ids, ours.models) == (theirs.ids, theirs.models)
-
-
-@pytest.mark.parametrize(
-    ("name", "needs"), [("citer", "hidden_states"), ("co_llm", "hidden_states"), ("r2r", "embeddings")]
-)
+@pytest.mark.parametrize(("name", "needs"), list(MORE.items()))
 def test_a_router_that_needs_more_than_logits_is_refused_at_start(
     stock: Any, name: str, needs: str, tmp_path: Path
 ) -> None:
-    weights = write(tmp_path / "router.safetensors", name, network(name))
-    deployment = stock({"name": name, "params": {"weights": str(weights)}})
+    params = {}
+    if name in NETWORKS:
+        params["weights"] = str(write(tmp_path / "router.safetensors", name, network(name)))
+    deployment = stock({"name": name, "params": params})
     with pytest.raises(UserError) as refusal:
         require_valid(deployment)
     text = str(refusal.value)
@@ -245,15 +269,33 @@ def test_a_prompt_longer_than_a_chunk(stock: Any) -> None:
 
 
 def test_an_over_long_prompt_is_refused_by_the_model(server: RunningServer) -> None:
-    longest = stock_facts(server.deployment.models[0].engine).context_tokens - 1  # type: ignore[arg-type]
+    engine = server.deployment.models[0].engine
+    longest = max_seq_len(engine) - 1  # of the engine as it was built: the deployment may give sessions less
     prompt = [3] * (longest + 1)
     with pytest.raises(
         InferenceServerException, match=f"Prompt length \\({longest + 1}\\) exceeds maximum input length"
     ):
         infer(server, "slm", input_ids=prompt, input_lengths=len(prompt), request_output_len=1)
     with pytest.raises(GenerationError, match="leave no room for an answer"):
-        ask(server, text=None, input_ids=[3] * (longest + 1), max_tokens=1)
+        ask(server, text=None, input_ids=[3] * stock_facts(engine).context_tokens, max_tokens=1)  # type: ignore[arg-type]
     assert_clean_and_serving(server)
+
+
+@stand_in_only
+def test_make_test_gpu_runs_them_on_another_deployment(stock: Any, tmp_path: Path) -> None:
+    """The stand-in in the real backend's place, under a deployment that gives sessions less than the engine has."""
+    deployment = stock(RSTITCH).model_dump(mode="json", exclude_defaults=True)
+    for model in deployment["models"]:
+        model["engine"]["context_tokens"] = 256
+    (tmp_path / "stock.yaml").write_text(yaml.safe_dump(deployment))
+    done = subprocess.run(
+        ["make", "test-gpu", f"DEPLOYMENT={tmp_path}/stock.yaml", f"TEST_PYTHON={sys.executable}",
+         "ARGS=-p no:cacheprovider -k 'over_long or refused_parameter or streamed'"],
+        cwd=Path(__file__).parents[2], env=os.environ | {"TOKENROUTER_BACKENDS": str(BACKEND)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "5 passed" in done.stdout
 
 
 @stand_in_only
@@ -309,10 +351,13 @@ def test_stop_by_request_id(server: RunningServer) -> None:
 def paced_stock(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Stock models on paced engines, which give no logits."""
 
-    def deployment(step_ms: float, router: dict[str, Any], limits: dict[str, Any], **engine: Any) -> Deployment:
+    def deployment(
+        step_ms: float, router: dict[str, Any], limits: dict[str, Any], prefill_token_ms: float = 0, **engine: Any
+    ) -> Deployment:
         paced = {
             "type": "paced",
             "step_ms": step_ms,
+            "prefill_token_ms": prefill_token_ms,
             "vocab_size": VOCABULARY,
             "context_tokens": 512,
             "max_sessions": 32,
@@ -359,6 +404,38 @@ def test_a_run_is_thrown_away_where_the_session_comes_back_changed(paced_stock: 
             tokens.append(token)
         assert set(answer.models) == {"slm", "llm"}
         assert_clean_and_serving(server)
+
+
+@stand_in_only
+def test_blocks_that_were_lost_are_computed_again(paced_stock: Any) -> None:
+    """Somebody else takes all the KV between two steps: no token changes; the blocks are counted, the time is taken."""
+    prefill_ms, prompt = 4.0, list(range(3, 3 + 6 * TOKENS_PER_BLOCK))
+    pool = 8 * TOKENS_PER_BLOCK  # too small for both
+    deployment = paced_stock(10.0, {"name": "random", "params": {"p": 0.0}}, {}, prefill_ms, max_tokens=pool)
+    request = {"input_ids": prompt, "max_tokens": TOKENS_PER_BLOCK, "ignore_eos": True}
+
+    def kept() -> tuple[int, int, float]:
+        status = server.control.status().models["slm"]
+        return status["kv_reused_blocks"], status["kv_new_blocks"], status["compute_ms"]
+
+    with stock_server(deployment) as server:
+        start = kept()
+        running = Background(server.grpc_url, **request)
+        wait_until("the first tokens", lambda: len(running.answer.ids) > 2)
+        other = [7] * (pool - 1)
+        infer(server, "slm", input_ids=other, input_lengths=len(other), request_output_len=1)
+        running.join(20)
+        assert running.error is None and running.answer.ids == paced_tokens("slm", prompt, TOKENS_PER_BLOCK)
+        lost = [now - then for now, then in zip(kept(), start, strict=True)]
+
+        assert_clean_and_serving(server)
+        start = kept()
+        whole = ask(server, text=None, **(request | {"input_ids": [token + 200 for token in prompt]}))
+        undisturbed = [now - then for now, then in zip(kept(), start, strict=True)]
+        assert len(whole.ids) == TOKENS_PER_BLOCK
+    assert undisturbed[1] <= 8 and lost[1] >= undisturbed[1] + 6  # the prompt's blocks, a second time
+    assert lost[0] <= undisturbed[0] - 6
+    assert lost[2] >= undisturbed[2] + 0.5 * prefill_ms * len(prompt)  # the rest of it is for a slow machine's steps
 
 
 @stand_in_only

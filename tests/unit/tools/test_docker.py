@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,7 @@ from tools.validate import config_problems
 ROOT = Path(__file__).parents[3]
 DOCKER = ROOT / "docker"
 KUBERNETES = DOCKER / "kubernetes"
+BASE, GROUP = KUBERNETES / "base", KUBERNETES / "tensor-parallel"
 VERSION = "1.33"  # of Kubernetes
 LINTER = Path(sys.executable).with_name("hadolint")
 
@@ -32,8 +34,14 @@ def documents(path: Path) -> list[dict[str, Any]]:
 
 def manifests() -> list[dict[str, Any]]:
     """Every object of the base."""
-    (base,) = documents(KUBERNETES / "kustomization.yaml")
-    return [document for name in base["resources"] for document in documents(KUBERNETES / name)]
+    (base,) = documents(BASE / "kustomization.yaml")
+    return [document for name in base["resources"] for document in documents(BASE / name)]
+
+
+def group_of_nodes() -> dict[str, Any]:
+    """The LLM over several nodes."""
+    (group,) = documents(GROUP / "llm.yaml")
+    return group
 
 
 def valid(manifest: dict[str, Any]) -> None:
@@ -112,7 +120,7 @@ def test_the_check_of_manifests_can_fail() -> None:
 
 def test_the_pods_of_a_group_of_nodes_keep_to_the_schema() -> None:
     """Its own kind is no part of Kubernetes, and unchecked."""
-    (group,) = documents(KUBERNETES / "tensor-parallel" / "llm.yaml")
+    group = group_of_nodes()
     assert group["kind"] == "LeaderWorkerSet"
     templates = pods(group)
     assert len(templates) == 2
@@ -121,7 +129,7 @@ def test_the_pods_of_a_group_of_nodes_keep_to_the_schema() -> None:
 
 
 def test_what_refers_to_something_finds_it() -> None:
-    everything = [*manifests(), *documents(KUBERNETES / "tensor-parallel" / "llm.yaml")]
+    everything = [*manifests(), group_of_nodes()]
     names = {(m["kind"], m["metadata"]["name"]) for m in everything}
     labels = [template["metadata"]["labels"]["app"] for m in everything for template in pods(m)]
     for manifest in everything:
@@ -138,59 +146,124 @@ def test_what_refers_to_something_finds_it() -> None:
                 assert container["image"] == "tokenrouter"
             for volume in pod["volumes"]:
                 if "configMap" in volume:
-                    assert volume["configMap"]["name"] in _config_maps()
+                    assert volume["configMap"]["name"] == "deployment"
                 if "persistentVolumeClaim" in volume:
                     assert ("PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"]) in names
 
 
-def _config_maps() -> list[str]:
-    """Those of the base, by the names that the cluster has: a hash behind them would be put into the references that
-    kustomize knows, and those of a LeaderWorkerSet aren't among them."""
-    (base,) = documents(KUBERNETES / "kustomization.yaml")
-    assert base["generatorOptions"]["disableNameSuffixHash"] is True
-    return [made["name"] for made in base["configMapGenerator"]]
+def test_both_name_their_deployment_the_same() -> None:
+    """By the name that the cluster has: a hash behind it would be put into the references that kustomize knows, and
+    those of a LeaderWorkerSet aren't among them."""
+    for folder, behavior in ((BASE, None), (GROUP, "merge")):
+        (made,) = documents(folder / "kustomization.yaml")
+        assert made["generatorOptions"]["disableNameSuffixHash"] is True
+        (config,) = made["configMapGenerator"]
+        assert (config["name"], config["files"], config.get("behavior")) == (
+            "deployment",
+            ["deployment.yaml"],
+            behavior,
+        )
+
+
+def test_no_kustomization_lies_in_one_that_it_builds_on() -> None:
+    """That is a cycle to kustomize, and it builds nothing."""
+    for path in KUBERNETES.rglob("kustomization.yaml"):
+        (made,) = documents(path)
+        folders = [folder for name in made["resources"] if (folder := (path.parent / name).resolve()).is_dir()]
+        assert not any(path.resolve().is_relative_to(folder) for folder in folders), path
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl isn't here")
+@pytest.mark.parametrize("folder", [BASE, GROUP], ids=lambda folder: folder.name)
+def test_kustomize_builds_it(folder: Path) -> None:
+    built = subprocess.run(["kubectl", "kustomize", str(folder)], capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
+    made = {(m["kind"], m["metadata"]["name"]): m for m in yaml.safe_load_all(built.stdout)}
+    llm = "LeaderWorkerSet" if folder == GROUP else "StatefulSet"
+    assert {kind for kind, name in made if name == "llm"} - {"Service", "NetworkPolicy"} == {llm}
+    assert made["ConfigMap", "deployment"]["data"] == {"deployment.yaml": (folder / "deployment.yaml").read_text()}
+    for manifest in made.values():
+        assert manifest["kind"] == "Namespace" or manifest["metadata"]["namespace"] == "tokenrouter"
+        for pod in pods(manifest):
+            assert pod["spec"]["containers"][0]["image"] == "tokenrouter:latest"
+
+
+def test_an_llm_has_its_nodes_for_itself() -> None:
+    llm = next(m for m in manifests() if (m["kind"], m["metadata"]["name"]) == ("StatefulSet", "llm"))
+    routers = {"router"}
+    for manifest in (llm, group_of_nodes()):
+        apart = {pod["metadata"]["labels"]["app"] for pod in pods(manifest)} | routers
+        for pod in pods(manifest):
+            affinity = pod["spec"]["affinity"]["podAntiAffinity"]
+            (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]
+            assert term["topologyKey"] == "kubernetes.io/hostname"
+            (expression,) = term["labelSelector"]["matchExpressions"]
+            assert (expression["key"], expression["operator"], set(expression["values"])) == ("app", "In", apart)
+    assert routers == {p["metadata"]["labels"]["app"] for m in manifests() for p in pods(m)} - {"llm"}
 
 
 def test_the_nodes_of_one_llm_reach_each_other() -> None:
-    (group,) = documents(KUBERNETES / "tensor-parallel" / "llm.yaml")
-    labels = {template["metadata"]["labels"]["app"] for template in pods(group)}
-    (policy,) = documents(KUBERNETES / "network.yaml")
+    labels = {template["metadata"]["labels"]["app"] for template in pods(group_of_nodes())}
+    (policy,) = documents(BASE / "network.yaml")
     everything_from = [rule["from"] for rule in policy["spec"]["ingress"] if "ports" not in rule]
     expressions = [e for peers in everything_from for p in peers for e in p["podSelector"]["matchExpressions"]]
     assert [(e["key"], e["operator"], set(e["values"])) for e in expressions] == [("app", "In", labels)]
 
 
-def _of_replica(number: int, folder: Path) -> Deployment:
-    """As the init container makes it."""
+def _of_replica(number: int, folder: Path, pod: dict[str, Any], given: Path) -> Deployment:
+    """As the pod's init container makes it. given: the folder of the deployment in the ConfigMap."""
     path = folder / "deployment.yaml"
-    path.write_text((KUBERNETES / "deployment.yaml").read_text())
-    (router,) = (m for m in manifests() if (m["kind"], m["metadata"]["name"]) == ("StatefulSet", "router"))
-    command = router["spec"]["template"]["spec"]["initContainers"][0]["command"]
+    path.write_text((given / "deployment.yaml").read_text())
+    command = pod["spec"]["initContainers"][0]["command"]
     told = command[2].replace("/given/deployment.yaml", str(path)).replace("/etc/tokenrouter/", f"{folder}/out-")
     subprocess.run([*command[:2], told], env={"REPLICA": str(number), "PATH": "/usr/bin:/bin"}, check=True)
     return load_deployment(folder / "out-deployment.yaml")
 
 
-def test_each_replica_has_an_llm_of_its_own(tmp_path: Path) -> None:
+def _gpus(pod: dict[str, Any]) -> int:
+    gpus: int = pod["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"]
+    return gpus
+
+
+def _sets() -> dict[str, dict[str, Any]]:
+    """The one pod template of each StatefulSet."""
+    return {m["metadata"]["name"]: pods(m)[0] for m in manifests() if m["kind"] == "StatefulSet"}
+
+
+@pytest.mark.parametrize("folder", [BASE, GROUP], ids=lambda folder: folder.name)
+def test_each_replica_has_an_llm_of_its_own(folder: Path, tmp_path: Path) -> None:
+    llm = _sets()["llm"] if folder == BASE else pods(group_of_nodes())[0]
     for number in (0, 1):
-        deployment = _of_replica(number, tmp_path)
+        deployment = _of_replica(number, tmp_path, _sets()["router"], folder)
+        assert _of_replica(number, tmp_path, llm, folder) == deployment
         assert config_problems(deployment) == []
         assert [model.url for model in deployment.models] == [None, f"llm-{number}.llm:8001"]
         assert deployment.on_llm_node(["llm"]).here == [1]
 
 
 def test_a_pod_has_as_many_gpus_as_its_models_use(tmp_path: Path) -> None:
-    deployment = _of_replica(0, tmp_path)
-    used = {
-        "router": sum(_ranks(deployment.models[i].engine) for i in deployment.here),
-        "llm": sum(_ranks(deployment.models[i].engine) for i in deployment.on_llm_node(["llm"]).here),
+    deployment = _of_replica(0, tmp_path, _sets()["router"], BASE)
+    assert _used(deployment) == {name: _gpus(pod) for name, pod in _sets().items()}
+
+
+def test_a_group_of_nodes_has_as_many_gpus_as_its_model_uses(tmp_path: Path) -> None:
+    group = group_of_nodes()
+    leader, worker = pods(group)
+    deployment = _of_replica(0, tmp_path, leader, GROUP)
+    size = group["spec"]["leaderWorkerTemplate"]["size"]
+    assert _used(deployment) == {
+        "router": _gpus(_sets()["router"]),
+        "llm": _gpus(leader) + (size - 1) * _gpus(worker),
     }
-    given = {
-        m["metadata"]["name"]: m["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"]
-        for m in manifests()
-        if m["kind"] == "StatefulSet"
-    }
-    assert given == used
+    container = leader["spec"]["containers"][0]
+    assert container["env"] == [{"name": "GPUS", "value": str(_gpus(leader))}]  # of each node: the slots of mpirun
+    assert "-np $((LWS_GROUP_SIZE * GPUS))" in container["args"][0] and _gpus(leader) == _gpus(worker)
+
+
+def _used(deployment: Deployment) -> dict[str, int]:
+    """GPUs, on a router and for an LLM."""
+    places = {"router": deployment.here, "llm": deployment.on_llm_node(["llm"]).here}
+    return {name: sum(_ranks(deployment.models[i].engine) for i in here) for name, here in places.items()}
 
 
 def _ranks(engine: object) -> int:
