@@ -240,7 +240,7 @@ class BaseRouter(Generic[P]):
 
         Called in `token_router`, once for each request that `route` sends away.
         """
-        return peer_request(req, req.origin_input_ids + req.output_ids)
+        return peer_request(req)
 
     def receive(self, peer_req: PeerReq) -> Sequence[int]:
         """The tokens of `peer_req.token_ids` to commit, from its first on: by default all.
@@ -260,14 +260,18 @@ class OneTokenRouter(BaseRouter[P]):
         return result.next_token_ids.new_ones(len(result.rids))
 
 
-def peer_request(req: RoutedRequest, token_ids: Sequence[int]) -> PeerReq:
-    """The PeerReq that brings the destination of `req` up to the whole sequence `token_ids`."""
-    return PeerReq(rid=req.rid, token_ids=token_ids[req.peer_locs[req.destination] :], loc=len(token_ids))
+def peer_request(req: RoutedRequest, dropped: int = 0) -> PeerReq:
+    """The PeerReq that brings the destination of `req` up to its sequence, but for the last `dropped` of output_ids.
+    Of a long sequence only what the destination hasn't seen is copied."""
+    prompt, kept = len(req.origin_input_ids), len(req.output_ids) - dropped
+    seen = req.peer_locs[req.destination]
+    unseen = req.origin_input_ids[seen:] + req.output_ids[max(0, seen - prompt) : kept]
+    return PeerReq(rid=req.rid, token_ids=unseen, loc=prompt + kept)
 
 
 def send_without_last(req: RoutedRequest) -> PeerReq:
     """A `send` that drops the token just sampled, so that the peer makes that position itself."""
-    return peer_request(req, req.origin_input_ids + req.output_ids[:-1])
+    return peer_request(req, dropped=1)
 
 
 @dataclass(frozen=True)

@@ -92,8 +92,7 @@ class MarkovRouter(BaseRouter[MarkovParams]):
         return torch.tensor([bisect_right(self._cumulative, draw) for draw in draws])
 
     def send(self, req: RoutedRequest) -> PeerReq:
-        kept = req.output_ids if self._keep[req.destination] else req.output_ids[:-1]
-        return peer_request(req, req.origin_input_ids + kept)
+        return peer_request(req, dropped=0 if self._keep[req.destination] else 1)
 
 
 MARKOV = Algorithm(

@@ -26,6 +26,8 @@ one vector: a header of counts, then the parts in order.
 from __future__ import annotations
 
 import json
+import struct
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, TypeAlias
 
@@ -63,7 +65,8 @@ WIRE_TYPE = ("TYPE_INT32", (-1,))  # of both, as config.pbtxt declares them
 _VERSION = 5
 _REQUEST_HEADER = 10
 _RESPONSE_HEADER = 4
-_STATS_INTS = 10  # five FP64
+_STATS = "5d"
+_STATS_INTS = 10
 
 
 def encode_request(request: StepRequest) -> Wire:
@@ -83,7 +86,7 @@ def encode_request(request: StepRequest) -> Wire:
     numbers += request.follows
     numbers += request.free
     numbers += tokens
-    return np.concatenate((np.array(numbers, dtype=np.int32), _padded(text)))
+    return _packed(f"{len(numbers)}i", numbers, text)
 
 
 def decode_request(wire: Wire) -> StepRequest:
@@ -135,18 +138,14 @@ def encode_response(response: StepResponse) -> Wire:
         notes["facts"] = asdict(response.facts)
     text = _text(notes)
     tokens = [t for r in results for t in r.token_ids]
-    numbers = [_VERSION, len(results), len(tokens), len(text)]
+    numbers: list[float] = [_VERSION, len(results), len(tokens), len(text)]
     for r in results:
         numbers += (len(r.token_ids), r.destination)
     numbers += tokens
-    return np.concatenate(
-        (
-            np.array(numbers, dtype=np.int32),
-            np.array([p for r in results for p in r.logprobs], dtype=np.float32).view(np.int32),
-            np.array(tuple(vars(response.stats).values()), dtype=np.float64).view(np.int32),
-            _padded(text),
-        )
-    )
+    layout = f"{len(numbers)}i{len(tokens)}f{_STATS}"
+    numbers += [p for r in results for p in r.logprobs]
+    numbers += vars(response.stats).values()
+    return _packed(layout, numbers, text)
 
 
 def decode_response(wire: Wire) -> StepResponse:
@@ -158,9 +157,8 @@ def decode_response(wire: Wire) -> StepResponse:
     at_stats = at_logprobs + tokens
     at_text = at_stats + _STATS_INTS
     _check_length(values, at_text, text)
-    logprobs = wire[at_logprobs:at_stats].view(np.float32).tolist()
-    # through bytes: eight-byte numbers may begin at any four-byte place
-    compute_ms, engine_ms, *counts = np.frombuffer(wire[at_stats:at_text].tobytes(), dtype=np.float64).tolist()
+    floats = struct.unpack_from(f"={tokens}f{_STATS}", wire.data, 4 * at_logprobs)
+    logprobs, (compute_ms, engine_ms, *counts) = list(floats[:tokens]), floats[tokens:]
     notes = _json(wire[at_text:], text)
     errors, fields, facts = notes.get("errors", {}), notes.get("fields", {}), notes.get("facts")
     results, at = [], 0
@@ -189,8 +187,11 @@ def _text(value: dict[str, Any]) -> bytes:
     return json.dumps(value).encode() if value else b""
 
 
-def _padded(text: bytes) -> Wire:
-    return np.frombuffer(text + b"\0" * (-len(text) % 4), dtype=np.int32)
+def _packed(layout: str, numbers: Sequence[float], text: bytes) -> Wire:
+    """The vector of these numbers, in the layout of `struct`, and the text, padded. In one go: a numpy array for each
+    part would take longer than all the rest."""
+    padded = (len(text) + 3) // 4 * 4
+    return np.frombuffer(bytearray(struct.pack(f"={layout}{padded}s", *numbers, text)), dtype=np.int32)
 
 
 def _json(padded: Wire, size: int) -> dict[str, Any]:

@@ -18,18 +18,25 @@ class Call:
     request: what was sent. ahead: the sessions of the call before, if it was sent ahead of that one's end.
     steps: who is in it, and with what: those whom the request names, and of `ahead` those who have stayed
     (`DecodingLoop._settle` of the call before). answer: what is waited for.
+    sent_s: when it was sent, event-loop seconds.
     prefilled: whether one of them may not be delayed: its time is not that of decoding.
     fresh: whether one of them gets no token, or its request's first: how long that takes is not foreseen, and who
     isn't through has to be in the next call.
     """
 
     def __init__(
-        self, request: StepRequest, batch: list[Session], ahead: list[Session], answer: asyncio.Future[StepResponse]
+        self,
+        request: StepRequest,
+        batch: list[Session],
+        ahead: list[Session],
+        answer: asyncio.Future[StepResponse],
+        sent_s: float,
     ) -> None:
         self.request = request
         self.ahead = dict.fromkeys(ahead)
         self.steps = dict(zip(batch, request.steps, strict=True))
         self.answer = answer
+        self.sent_s = sent_s
         self.prefilled = any(session.urgent for session in batch)
         self.fresh = any(not step.sample or not s.request.output_ids for s, step in self.steps.items())
         self._order = [*batch, *ahead]

@@ -89,7 +89,7 @@ class DecodingLoop:
         self._frees: list[int] = []
         self._number = 0  # of the last call
         self._began_s = 0.0  # when the call under way began, event-loop seconds
-        self._made_nothing = False  # the last call: too few were in it
+        self._made_nothing = False  # the call before the present one, which was sent ahead: too few were in it
         self._wake = asyncio.Event()
         self._log = logging.getLogger(f"token_router.{llm.name}")
         llm.on_death = self._died
@@ -147,6 +147,7 @@ class DecodingLoop:
                         continue
                     call = self._launch(batch)
                     self._begun(call)
+                    self._made_nothing = False  # this one does, and others are welcome to follow it
                 following = await self._send_ahead(call)
                 await self._finish(call, following)
                 call, following = following, None
@@ -200,7 +201,8 @@ class DecodingLoop:
             follows=[session.rid for session in follows or ()],
             at_least=at_least if all(step.sample for step in steps) else 1,  # a prefill says nothing if it isn't made
         )
-        return Call(request, batch, list(follows or ()), self.llm.step(request))
+        sent_s = asyncio.get_running_loop().time()
+        return Call(request, batch, list(follows or ()), self.llm.step(request), sent_s)
 
     def _request(self, **parts: Any) -> StepRequest:
         """The next request of this loop, with the sessions to free."""
@@ -225,10 +227,9 @@ class DecodingLoop:
         sent ahead of its end, sessions could take turns to wait for each other for ever.
         """
         at = None if self._made_nothing else self._foresight.sends_ahead_at(self._model)
-        left_s = 0.0 if at is None else at - asyncio.get_running_loop().time()
-        if left_s <= 0:
+        if at is None:
             return None
-        await asyncio.wait([call.answer], timeout=left_s)
+        await asyncio.wait([call.answer], timeout=at - asyncio.get_running_loop().time())
         if call.answer.done():
             return None
         follows = [s for s in call.steps if s.state is SessionState.RUNNING and call.samples(s)]
@@ -239,12 +240,12 @@ class DecodingLoop:
             return None
         return self._launch(self.queue.take(self._chunk), follows, at_least)
 
-    def _begun(self, call: Call, sent_ahead: bool = False) -> None:
+    def _begun(self, call: Call, sent_s: float | None = None) -> None:
         """The LLM begins the call now, as far as one can tell."""
         self._scheduler.started(self._model)
         self._began_s = asyncio.get_running_loop().time()
         self._foresight.launched(
-            self._model, len(call.steps), call.request.max_steps, sent_ahead, call.fresh, self.llm.round_trip_s
+            self._model, len(call.steps), call.request.max_steps, sent_s, call.fresh, self.llm.round_trip_s
         )
         self._traffic.launched(self._model)
 
@@ -270,7 +271,7 @@ class DecodingLoop:
             if following is None:
                 self._scheduler.ended(self._model)
         if following is not None:
-            self._begun(following, sent_ahead=True)
+            self._begun(following, sent_s=following.sent_s)
 
     def _learn(self, call: Call, stats: StepStats, results: Sequence[SessionResult]) -> None:
         """What the call's time and its outcomes say about the next ones."""

@@ -25,11 +25,12 @@ from python_backends.token_router.scheduling import Scheduler
 
 __all__ = ["Allowance", "Foresight"]
 
-_SMOOTHING = 0.2  # of the newest call in the forecasts
+_SMOOTHING = 0.2  # of the newest call in the forecasts of times
+_GOES_SMOOTHING = 0.05  # in those of where requests go, after the first 20 calls: each says little of a probability
 _MARGIN_S = 0.001  # run-ahead ends this long before another model, so that what leaves is there in time
 _LEAD_S = 0.0028  # before the present call's answer is expected: that answer's way here, and the next call's way there
 _BEGINS_S = 0.001  # so long after a call was sent, the next one doesn't overtake it any more
-_FOLLOWS = 0.5  # sessions: with fewer expected to stay, and nobody waiting, no call is sent ahead
+_FOLLOWS = 0.3  # sessions: with fewer expected to stay, and nobody waiting, no call is sent ahead
 _LATE_S = 0.0005  # how much later than forecast a call may end before nobody is held for it any more
 
 
@@ -43,16 +44,21 @@ class Allowance:
 
 @dataclass(frozen=True)
 class _Call:
-    """One under way. ends_s: when it is expected to be over at the soonest, as seen from here; next_s: until when the
-    next call has to leave for the LLM to go on after all steps of this one; None = nobody knows. fresh: some get no
-    token in it, or their first; it says nothing of other calls."""
+    """One under way. sent_s: when it was sent; began_s: when it was its turn, the same if not sent ahead. ends_s: when
+    it is expected to be over at the soonest, as seen from here; next_s: until when the next call has to leave for the
+    LLM to go on after all steps of this one; None = nobody knows. fresh: some get no token in it, or their first; it
+    says nothing of other calls."""
 
     sessions: int
-    sent_ahead: bool
     fresh: bool
+    sent_s: float
     began_s: float
     ends_s: float | None
     next_s: float | None
+
+    @property
+    def sent_ahead(self) -> bool:
+        return self.sent_s < self.began_s
 
 
 class _Forecast:
@@ -67,6 +73,7 @@ class _Forecast:
         self.call_s = 0.0  # of a call, whatever its steps
         self.ahead_s = 0.0  # the same of a call sent ahead, from the end of the one before
         self.goes = [0.0] * models  # the share of a call's sessions that leaves for each model
+        self._calls = 0
 
     def learn(self, call: _Call, steps: int, compute_s: float, took_s: float, left: Mapping[int, int]) -> None:
         sessions, step_s = call.sessions, compute_s / steps
@@ -76,8 +83,10 @@ class _Forecast:
             self.ahead_s += _SMOOTHING * (took_s - compute_s - self.ahead_s)
         else:
             self.call_s += _SMOOTHING * (took_s - compute_s - self.call_s)
+        self._calls += 1
+        weight = max(_GOES_SMOOTHING, 1 / self._calls)
         for model, share in enumerate(self.goes):
-            self.goes[model] = share + _SMOOTHING * (left.get(model, 0) / sessions - share)
+            self.goes[model] = share + weight * (left.get(model, 0) / sessions - share)
 
     def step_s(self, sessions: int) -> float | None:
         """Of one step; None = no step has been seen."""
@@ -139,7 +148,7 @@ class Foresight:
         call = self._calls[model]
         if not self._sends_ahead or call is None or call.next_s is None:
             return None
-        return max(call.next_s - _LEAD_S, call.began_s + _BEGINS_S)
+        return max(call.next_s - _LEAD_S, call.sent_s + _BEGINS_S, self._clock())
 
     def sends_ahead(self, model: int, waiting: int, follows: int, at_least: int) -> bool:
         """Whether to send the next call of `model` now, a little before its present one is over. waiting: for
@@ -168,11 +177,12 @@ class Foresight:
         model: int,
         sessions: int,
         max_steps: int,
-        sent_ahead: bool = False,
+        sent_s: float | None = None,
         fresh: bool = False,
         round_trip_s: float = 0.0,
     ) -> None:
-        """`model` begins a call. sessions: in it; sent_ahead: of the end of the call before, which is now.
+        """`model` begins a call. sessions: in it; sent_s: when it was sent, if that was ahead of the end of the call
+        before, which is now.
         fresh: some get no token in it, or their first: how long that takes is not foreseen. round_trip_s: to the
         LLM's host and back; its answer is so long on its way here, and the next call on its way there."""
         now = self._clock()
@@ -180,9 +190,9 @@ class Foresight:
         step_s = forecast.step_s(sessions)
         ends_s = next_s = None
         if step_s is not None and sessions and not fresh:
-            began_s = now + (forecast.ahead_s if sent_ahead else forecast.call_s)
+            began_s = now + (forecast.call_s if sent_s is None else forecast.ahead_s)
             ends_s, next_s = began_s + step_s, began_s + max_steps * step_s - round_trip_s
-        self._calls[model] = _Call(sessions, sent_ahead, fresh, now, ends_s, next_s)
+        self._calls[model] = _Call(sessions, fresh, now if sent_s is None else sent_s, now, ends_s, next_s)
 
     def ended(self, model: int, steps: int, compute_s: float, left: Mapping[int, int]) -> None:
         """The call is over. steps, compute_s: what the model did in it; left: how many sessions go to which

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The inter-model loop: brings every request that leaves a model to the one it goes to, and tells all
-models of admissions and finishes."""
+models of admissions and finishes. It has no task of its own: a handoff is carried in the turn in which the request
+leaves, and the loops that it wakes go on after it."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -48,7 +48,6 @@ class InterModelLoop:
         self._resume = batching.resume
         self._commit = commit
         self._fail = fail
-        self._outbound: asyncio.Queue[Session] = asyncio.Queue()
         self.live = 0
         self.handoffs = [[0] * len(loops) for _ in loops]
 
@@ -71,28 +70,10 @@ class InterModelLoop:
         self._traffic.finished(request.rid)
         self._live_changed(self.live - 1)
 
-    def handoff(self, session: Session) -> None:
-        """The request leaves `session` for its peer number `session.destination`."""
-        self._scheduler.departed(_goes_to(session))
-        self._outbound.put_nowait(session)
-
-    async def run(self) -> None:
-        """Runs until it is cancelled."""
-        while True:
-            session = await self._outbound.get()
-            to = _goes_to(session)
-            if not session.request.ended:
-                self._carry(session)
-            self._scheduler.arrived(to)
-
-    def _live_changed(self, live: int) -> None:
-        self.live = live
-        self._scheduler.live_changed(live)
-        for loop in self._loops:
-            loop.wake()
-
-    def _carry(self, source: Session) -> None:
-        """One handoff: send, receive, commit what was kept, wake the request at its new model."""
+    def handoff(self, source: Session) -> None:
+        """The request leaves `source` for its peer number `source.destination`: send, receive, commit what was kept,
+        wake it at its new model. At once: what is between the end of one model's step and the begin of the other's
+        costs both."""
         request = source.request
         target = request.sessions[_goes_to(source)]
         ran_ahead = source.length - 1  # with the tokens of this call before the one that leaves
@@ -122,6 +103,12 @@ class InterModelLoop:
         target.here = True
         if target.state is SessionState.PENDING:  # else its prompt is being prefilled, and it goes on from there
             self._loops[target.model].add(target)
+
+    def _live_changed(self, live: int) -> None:
+        self.live = live
+        self._scheduler.live_changed(live)
+        for loop in self._loops:
+            loop.wake()
 
     def _name(self, session: Session) -> str:
         return self._loops[session.model].llm.name

@@ -9,6 +9,7 @@ import contextlib
 import json
 import logging
 import os
+import selectors
 import sys
 import threading
 from pathlib import Path
@@ -25,7 +26,7 @@ from python_backends.token_router.llm_clients import llm_client
 from python_backends.token_router.metrics import MetricsBook
 from python_backends.token_router.metrics_thread import MetricsThread
 from python_backends.token_router.public import INPUTS, REFUSED_INPUTS
-from python_backends.token_router.response_thread import ResponseThread, TritonStream
+from python_backends.token_router.response_thread import Outbox, ResponseThread, TritonStream
 from python_backends.token_router.runtime import Runtime
 from python_backends.token_router.tokenizer import Tokenizer
 from routers.registry import cut
@@ -51,7 +52,9 @@ class TritonPythonModel:
         name = self._config.tokenizer
         self._tokenizer = None if name is None else Tokenizer(locate_tokenizer(name))
         self._responses = ResponseThread()
-        self._loop = asyncio.new_event_loop()
+        # epoll rounds every timer up to a whole millisecond
+        self._loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
+        self._outbox = Outbox(self._responses, self._loop)
         self._main: asyncio.Task[None] | None = None
         self._awake = False
         started: threading.Event = threading.Event()
@@ -104,7 +107,7 @@ class TritonPythonModel:
         self._loop.call_soon_threadsafe(self._submit, submission, stream)
 
     def _submit(self, submission: Any, stream: TritonStream) -> None:
-        stream.schedule = self._loop.call_soon
+        stream.wake = self._outbox.put
         request = self._runtime.submit(submission, stream)
         if request is not None:
             stream.on_cancel = lambda: self._loop.call_soon_threadsafe(self._runtime.cancel, request)
@@ -142,6 +145,7 @@ class TritonPythonModel:
             finally:
                 metrics.cancel()
         finally:
+            self._outbox.flush()
             if control is not None:
                 control.close()
 

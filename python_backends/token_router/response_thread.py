@@ -8,6 +8,7 @@ Triton would crash (docs/decisions/0002). One thread for all of them makes that 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import logging
@@ -15,7 +16,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -25,27 +26,21 @@ import triton_python_backend_utils as pb_utils
 from python_backends.token_router.errors import RequestFailed, TokenRouterError
 from python_backends.token_router.responses import Chunk
 
-__all__ = ["ResponseThread", "TritonStream"]
+__all__ = ["Outbox", "ResponseThread", "TritonStream"]
 
 _CANCEL_POLL_S = 0.1  # asking costs 30 to 100 µs a request
-
-
-def _now(function: Callable[..., object], *args: object) -> None:
-    function(*args)
+_GATHER_S = 0.0004  # in which the calls that a turn of the event loop leads to have left
 
 
 class TritonStream:
     """A `ResponseStream` to one Triton request.
 
     outputs: the names that the client asked for; the others are not made.
-    prompt_tokens, schedule: set before the request is submitted. schedule(f, x) calls f(x); in the event loop not at
-        once but when its turn ends, so that the next step is under way before this thread begins to send and to
-        compete for the interpreter.
+    prompt_tokens, wake: set before the request is submitted. wake: told of the stream when it has something to send.
     on_cancel: set right after, in the same turn, so before this thread hears of the stream.
     """
 
     def __init__(self, thread: ResponseThread, sender: Any, outputs: Collection[str]) -> None:
-        self._thread = thread
         self._sender = sender
         self._outputs = tuple(outputs)
         self.prompt_tokens = 0
@@ -54,7 +49,7 @@ class TritonStream:
         self._queued = False
         self.ended = False
         self.on_cancel: Callable[[], object] = lambda: None
-        self.schedule: Callable[..., object] = _now
+        self.wake: Callable[[TritonStream], None] = thread.wake
 
     def send(self, chunk: Chunk) -> None:
         self._put(chunk)
@@ -66,7 +61,7 @@ class TritonStream:
         self._unsent.append(item)
         if not self._queued:
             self._queued = True
-            self.schedule(self._thread.wake, self)
+            self.wake(self)
 
     # In the response thread
 
@@ -122,15 +117,15 @@ class ResponseThread:
     """One thread for all streams of the model."""
 
     def __init__(self) -> None:
-        self._awake: queue.SimpleQueue[TritonStream | None] = queue.SimpleQueue()
+        self._awake: queue.SimpleQueue[Sequence[TritonStream] | None] = queue.SimpleQueue()
         self._streams: set[TritonStream] = set()
         self._log = logging.getLogger("token_router.responses")
         self._thread = threading.Thread(target=self._run, name="responses", daemon=True)
         self._thread.start()
 
-    def wake(self, stream: TritonStream) -> None:
-        """The stream has something to send, or is to be watched from now on."""
-        self._awake.put(stream)
+    def wake(self, *streams: TritonStream) -> None:
+        """They have something to send, or are to be watched from now on."""
+        self._awake.put(streams)
 
     def close(self, timeout_s: float | None = None) -> None:
         """Send what was given before, then end the thread; wait for that no longer than timeout_s."""
@@ -142,10 +137,11 @@ class ResponseThread:
         while True:
             try:
                 timeout = max(0.0, next_poll - time.monotonic()) if self._streams else None
-                stream = self._awake.get(timeout=timeout)
-                if stream is None:
+                streams = self._awake.get(timeout=timeout)
+                if streams is None:
                     return
-                self._serve(stream)
+                for stream in streams:
+                    self._serve(stream)
             except queue.Empty:
                 pass
             if self._streams and time.monotonic() >= next_poll:
@@ -173,6 +169,27 @@ class ResponseThread:
             self._log.exception("a client could not be asked for")
             self._streams.discard(stream)
             stream.give_up(error)
+
+
+class Outbox:
+    """Before the response thread, in the event loop: gathers the streams that have something to send, and wakes the
+    thread a little later, once for all of them. Sending needs the interpreter, and the next steps come first."""
+
+    def __init__(self, thread: ResponseThread, loop: asyncio.AbstractEventLoop) -> None:
+        self._thread = thread
+        self._loop = loop
+        self._streams: list[TritonStream] = []
+
+    def put(self, stream: TritonStream) -> None:
+        """The stream has something to send."""
+        if not self._streams:
+            self._loop.call_later(_GATHER_S, self.flush)
+        self._streams.append(stream)
+
+    def flush(self) -> None:
+        """Wake the thread now."""
+        streams, self._streams = self._streams, []
+        self._thread.wake(*streams)
 
 
 def _strings(values: list[str]) -> Any:

@@ -88,8 +88,7 @@ class Runtime:
 
     async def run(self) -> None:
         """Run all loops until cancelled. A loop that fails ends them all: the error is the caller's."""
-        runs = [*(loop.run() for loop in self._loops), self._inter_model.run()]
-        tasks = [asyncio.create_task(run) for run in runs]
+        tasks = [asyncio.create_task(loop.run()) for loop in self._loops]
         auto = None if self._auto is None else asyncio.create_task(self._auto.run())
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)

@@ -27,7 +27,6 @@ class Scheduler(ABC):
     def __init__(self, queues: Sequence[DelayedBatchingQueue[Any]]) -> None:
         self._queues = queues
         self._running = [False] * len(queues)
-        self._in_transit = [0] * len(queues)  # by the model that they go to
         self.live = 0
         self.thresholds: tuple[int, ...] = (1,) * len(queues)
         self.on_change: Callable[[], None] = lambda: None
@@ -61,14 +60,6 @@ class Scheduler(ABC):
         """`model` has finished its batch, and the requests that stay there wait again."""
         self._running[model] = False
 
-    def departed(self, to: int) -> None:
-        """A request has left a model for model `to`."""
-        self._in_transit[to] += 1
-
-    def arrived(self, to: int) -> None:
-        """It waits there, or has ended on the way."""
-        self._in_transit[to] -= 1
-
 
 class AsyncScheduler(Scheduler):
     """Every model for itself, when its queue releases: delayed batching; with B = 1, eager-async."""
@@ -91,21 +82,17 @@ class AsyncScheduler(Scheduler):
         return self._queues[model].due()
 
     def spare_leaves(self, model: int) -> int:
-        spare = (self.thresholds[m] - 1 - self._coming(m) for m in self._idle_peers(model))
+        spare = (self.thresholds[m] - 1 - len(self._queues[m]) for m in self._idle_peers(model))
         return max(0, min(spare, default=self.live))
 
     def joins_at(self, model: int) -> float | None:
         peers = self._idle_peers(model)
-        if self._in_transit[model] or any(self._coming(m) >= self.thresholds[m] for m in peers):
+        if any(len(self._queues[m]) >= self.thresholds[m] for m in peers):
             return 0.0
         return min((due for m in peers if (due := self._queues[m].due()) is not None), default=None)
 
     def _idle_peers(self, model: int) -> list[int]:
         return [m for m, running in enumerate(self._running) if m != model and not running]
-
-    def _coming(self, model: int) -> int:
-        """How many wait for `model` or are on their way there."""
-        return len(self._queues[model]) + self._in_transit[model]
 
     def live_changed(self, live: int) -> None:
         super().live_changed(live)
@@ -113,7 +100,7 @@ class AsyncScheduler(Scheduler):
 
 
 class _Barrier(Scheduler):
-    """A policy that waits until nothing runs and no request is on its way from model to model."""
+    """A policy that waits until nothing runs."""
 
     def due(self, model: int) -> float | None:
         return None
@@ -122,13 +109,8 @@ class _Barrier(Scheduler):
         super().ended(model)
         self.on_change()
 
-    def arrived(self, to: int) -> None:
-        super().arrived(to)
-        if not any(self._in_transit):
-            self.on_change()
-
     def _quiet(self) -> bool:
-        return not any(self._in_transit) and not any(self._running)
+        return not any(self._running)
 
 
 class StepSyncScheduler(_Barrier):

@@ -14,6 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import tritonclient.grpc as triton
+
 from python_backends.llm.engines.config import EngineConfig, TensorRTLLMBackendConfig
 from tools.deployment import Deployment, load_deployment
 from tools.supervisor import RunningServer, running_server
@@ -81,3 +84,30 @@ def real_deployment(**parts: Any) -> Deployment:
     data = deployment.model_dump() | parts
     data["server"] = deployment.server.model_dump() | _PORTS
     return Deployment.model_validate(data)
+
+
+def infer(
+    server: RunningServer,
+    model: str,
+    outputs: tuple[str, ...] = ("output_ids", "sequence_length"),
+    request_id: str = "",
+    **inputs: Any,
+) -> triton.InferResult:
+    """One request to the stock model itself, as its own clients send it."""
+    types = {"stop": bool, "streaming": bool, "return_perf_metrics": bool, "return_generation_logits": bool}
+    tensors = []
+    for name, value in inputs.items():
+        array = np.array([value], types.get(name, np.int32)).reshape(1, -1)
+        tensor = triton.InferInput(name, list(array.shape), "BOOL" if array.dtype == bool else "INT32")
+        tensor.set_data_from_numpy(array)
+        tensors.append(tensor)
+    with triton.InferenceServerClient(server.grpc_url) as client:
+        return client.infer(
+            model, tensors, outputs=[triton.InferRequestedOutput(n) for n in outputs], request_id=request_id
+        )
+
+
+def requests_made(server: RunningServer, model: str) -> int:
+    with triton.InferenceServerClient(server.grpc_url) as client:
+        (stats,) = client.get_inference_statistics(model, as_json=True)["model_stats"]
+    return int(stats["inference_count"])

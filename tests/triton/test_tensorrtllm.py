@@ -15,23 +15,23 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import numpy as np
 import pytest
-import tritonclient.grpc as triton
 import yaml
 from tritonclient.utils import InferenceServerException
 
 from python_backends.llm.engines.stock_facts import stock_facts
 from python_backends.llm.gguf_header import read_gguf_header
 from routers.registry import ALGORITHMS
-from tests.triton.servers import VOCABULARY, Background, assert_clean_and_serving, paced_tokens, wait_until
+from tests.triton.servers import Background, assert_clean_and_serving, wait_until
 from tests.triton.stock import (
     BACKEND,
     REAL,
     TOKENS_PER_BLOCK,
     engine_folder,
+    infer,
     max_seq_len,
     real_deployment,
+    requests_made,
     stock_engine,
     stock_server,
 )
@@ -111,33 +111,6 @@ def server(stock: Any) -> Iterator[RunningServer]:
 def ask(server: RunningServer, **request: Any) -> Answer:
     with TokenRouterClient(server.grpc_url) as client:
         return Answer.of(client.generate(timeout_s=60, **({"text": PROMPT} | request)))
-
-
-def infer(
-    server: RunningServer,
-    model: str,
-    outputs: tuple[str, ...] = ("output_ids", "sequence_length"),
-    request_id: str = "",
-    **inputs: Any,
-) -> triton.InferResult:
-    """One request to the stock model itself, as its own clients send it."""
-    types = {"stop": bool, "streaming": bool, "return_perf_metrics": bool, "return_generation_logits": bool}
-    tensors = []
-    for name, value in inputs.items():
-        array = np.array([value], types.get(name, np.int32)).reshape(1, -1)
-        tensor = triton.InferInput(name, list(array.shape), "BOOL" if array.dtype == bool else "INT32")
-        tensor.set_data_from_numpy(array)
-        tensors.append(tensor)
-    with triton.InferenceServerClient(server.grpc_url) as client:
-        return client.infer(
-            model, tensors, outputs=[triton.InferRequestedOutput(n) for n in outputs], request_id=request_id
-        )
-
-
-def requests_made(server: RunningServer, model: str) -> int:
-    with triton.InferenceServerClient(server.grpc_url) as client:
-        (stats,) = client.get_inference_statistics(model, as_json=True)["model_stats"]
-    return int(stats["inference_count"])
 
 
 def kv(server: RunningServer, model: str) -> tuple[int, int]:
@@ -342,116 +315,6 @@ def test_stop_by_request_id(server: RunningServer) -> None:
     infer(server, "llm", request_id="never-there", stop=True, input_lengths=1, request_output_len=1)
     with pytest.raises(InferenceServerException, match="request ID is not provided"):
         infer(server, "llm", stop=True, input_lengths=1, request_output_len=1)
-
-
-# Without logits
-
-
-@pytest.fixture(scope="module")
-def paced_stock(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Stock models on paced engines, which give no logits."""
-
-    def deployment(
-        step_ms: float, router: dict[str, Any], limits: dict[str, Any], prefill_token_ms: float = 0, **engine: Any
-    ) -> Deployment:
-        paced = {
-            "type": "paced",
-            "step_ms": step_ms,
-            "prefill_token_ms": prefill_token_ms,
-            "vocab_size": VOCABULARY,
-            "context_tokens": 512,
-            "max_sessions": 32,
-        }
-        settings = {"eos_token_ids": [0], "return_logits": False} | engine
-        folder = tmp_path_factory.mktemp("paced")
-        return Deployment.model_validate(
-            {
-                "models": [
-                    {"name": n, "engine": stock_engine(engine_folder(folder / n, paced, VOCABULARY), **settings)}
-                    for n in ("slm", "llm")
-                ],
-                "router": router,
-                "limits": limits,
-                "server": {"http_port": 0, "grpc_port": 0, "metrics_port": 0},
-            }
-        )
-
-    return deployment
-
-
-@stand_in_only
-@pytest.mark.parametrize("run_tokens", [1, 4])
-def test_greedy_runs_without_logits(paced_stock: Any, run_tokens: int) -> None:
-    """A run of several tokens is one request, and changes no token."""
-    deployment = paced_stock(1.0, {"name": "random", "params": {"p": 0.0}}, {}, run_tokens=run_tokens)
-    with stock_server(deployment) as server:
-        before = requests_made(server, "slm")
-        answer = ask(server, text=None, input_ids=[5, 6, 7], max_tokens=40, ignore_eos=True)
-        assert answer.ids == paced_tokens("slm", [5, 6, 7], 40)
-        assert requests_made(server, "slm") - before == 40 // run_tokens
-        with pytest.raises(GenerationError, match="can't sample"):
-            ask(server, text=None, input_ids=[5], temperature=0.7)
-
-
-@stand_in_only
-def test_a_run_is_thrown_away_where_the_session_comes_back_changed(paced_stock: Any) -> None:
-    deployment = paced_stock(1.0, {"name": "random", "params": {"p": 0.4}}, {}, run_tokens=4)
-    with stock_server(deployment) as server:
-        answer = ask(server, text=None, input_ids=[5, 6, 7], max_tokens=60, ignore_eos=True)
-        tokens = [5, 6, 7]
-        for token, model in zip(answer.ids, answer.models, strict=True):
-            assert token == paced_tokens(model, tokens, 1)[0]
-            tokens.append(token)
-        assert set(answer.models) == {"slm", "llm"}
-        assert_clean_and_serving(server)
-
-
-@stand_in_only
-def test_blocks_that_were_lost_are_computed_again(paced_stock: Any) -> None:
-    """Somebody else takes all the KV between two steps: no token changes; the blocks are counted, the time is taken."""
-    prefill_ms, prompt = 4.0, list(range(3, 3 + 6 * TOKENS_PER_BLOCK))
-    pool = 8 * TOKENS_PER_BLOCK  # too small for both
-    deployment = paced_stock(10.0, {"name": "random", "params": {"p": 0.0}}, {}, prefill_ms, max_tokens=pool)
-    request = {"input_ids": prompt, "max_tokens": TOKENS_PER_BLOCK, "ignore_eos": True}
-
-    def kept() -> tuple[int, int, float]:
-        status = server.control.status().models["slm"]
-        return status["kv_reused_blocks"], status["kv_new_blocks"], status["compute_ms"]
-
-    with stock_server(deployment) as server:
-        start = kept()
-        running = Background(server.grpc_url, **request)
-        wait_until("the first tokens", lambda: len(running.answer.ids) > 2)
-        other = [7] * (pool - 1)
-        infer(server, "slm", input_ids=other, input_lengths=len(other), request_output_len=1)
-        running.join(20)
-        assert running.error is None and running.answer.ids == paced_tokens("slm", prompt, TOKENS_PER_BLOCK)
-        lost = [now - then for now, then in zip(kept(), start, strict=True)]
-
-        assert_clean_and_serving(server)
-        start = kept()
-        whole = ask(server, text=None, **(request | {"input_ids": [token + 200 for token in prompt]}))
-        undisturbed = [now - then for now, then in zip(kept(), start, strict=True)]
-        assert len(whole.ids) == TOKENS_PER_BLOCK
-    assert undisturbed[1] <= 8 and lost[1] >= undisturbed[1] + 6  # the prompt's blocks, a second time
-    assert lost[0] <= undisturbed[0] - 6
-    assert lost[2] >= undisturbed[2] + 0.5 * prefill_ms * len(prompt)  # the rest of it is for a slow machine's steps
-
-
-@stand_in_only
-def test_a_step_that_hangs_is_stopped_and_fails(paced_stock: Any) -> None:
-    """Somebody else has taken all the KV: the request waits inside the executor."""
-    deployment = paced_stock(25.0, {"name": "random", "params": {"p": 0.0}}, {"step_timeout_s": 0.6}, max_tokens=256)
-    with stock_server(deployment) as server, ThreadPoolExecutor(1) as pool:
-        other = pool.submit(infer, server, "slm", input_ids=[3] * 10, input_lengths=10, request_output_len=240)
-        time.sleep(0.3)
-        began = time.monotonic()
-        with pytest.raises(GenerationError, match="it was stopped before it made a token"):
-            ask(server, text=None, input_ids=[5, 6, 7] * 8, max_tokens=4)
-        assert time.monotonic() - began < 5 and not other.done()
-        other.result(30)
-        assert_clean_and_serving(server)
-        assert server.control.status().models["slm"]["state"] == "up"
 
 
 def _engine_of(folder: Path) -> tuple[dict[str, Any], int]:

@@ -139,11 +139,16 @@ def _fails(*_: Any) -> Any:
 
 def _cuts(_: Any, req: Any) -> PeerReq:
     req.output_ids.pop()
-    return peer_request(req, req.origin_input_ids + req.output_ids)
+    return peer_request(req)
 
 
 def _all(req: Any) -> list[int]:
     return list(req.origin_input_ids + req.output_ids)
+
+
+def _as_if(req: Any, sequence: list[int]) -> PeerReq:
+    """What would bring the peer up to another sequence than the request's."""
+    return replace(peer_request(req), token_ids=sequence[req.peer_locs[1] :], loc=len(sequence))
 
 
 class DropsToo(OneTokenRouter):
@@ -178,11 +183,11 @@ BREAKS: list[tuple[str, str, Algorithm]] = [
     ("rows", "in a batch of", _route(lambda _, r: torch.full((len(r.rids),), int(len(r.rids) > 1)))),
     ("send", "raised ArithmeticError", _send(_fails)),
     ("send", "changed the request", _send(_cuts)),
-    ("send", "of request 999", _send(lambda _, req: replace(peer_request(req, _all(req)), rid=999))),
+    ("send", "of request 999", _send(lambda _, req: replace(peer_request(req), rid=999))),
     ("send", "tokens", _send(lambda _, req: PeerReq(req.rid, req.output_ids[-1:], len(_all(req))))),
-    ("conservation", "of [", _send(lambda _, req: peer_request(req, [*_all(req)[:-1], 5]))),
-    ("conservation", "of [", _send(lambda _, req: peer_request(req, [*_all(req), 5]))),
-    ("conservation", "tokens are final", _send(lambda _, req: peer_request(req, _all(req)[:-2]))),
+    ("conservation", "of [", _send(lambda _, req: _as_if(req, [*_all(req)[:-1], 5]))),
+    ("conservation", "of [", _send(lambda _, req: _as_if(req, [*_all(req), 5]))),
+    ("conservation", "tokens are final", _send(lambda _, req: peer_request(req, dropped=2))),
     ("conservation", "tokens are final", _receive(lambda _, peer_req: peer_req.token_ids[:-2])),
     ("receive", "accepted", _receive(lambda _, peer_req: [*peer_req.token_ids, 5])),
     ("receive", "raised ArithmeticError", _receive(_fails)),

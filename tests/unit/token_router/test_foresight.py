@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from typing import Any, cast
 
 import pytest
@@ -82,9 +83,9 @@ def test_those_who_wait_elsewhere_count() -> None:
     rig = Rig()
     rig.queues[LLM].put(Waits())
     assert rig.allows(SLM, 3) == Allowance(8, 1)
-    rig.scheduler.departed(LLM)  # one more is on its way there
+    rig.queues[LLM].put(Waits())
     assert rig.allows(SLM, 2) == Allowance(8, 0)
-    rig.scheduler.departed(LLM)  # and with this one it launches: they may be back at any time
+    rig.queues[LLM].put(Waits())  # and with this one it launches: they may be back at any time
     assert rig.allows(SLM, 1) == Allowance(1, 0)
 
 
@@ -108,7 +109,7 @@ def test_an_unknown_end_is_not_foreseen() -> None:
     ("waited_s", "waiting", "held"),
     [
         (0.026, 1, True),  # 3 come in 3.5 ms: 1 x 3.5 < 3 x 3.5
-        (0.026, 3, False),
+        (0.026, 4, False),
         (0.0285, 3, True),  # in 1 ms
         (0.020, 1, False),  # in 9.5 ms: a step is over before
         (0.031, 1, False),  # it should have ended: nobody waits for ever
@@ -208,6 +209,30 @@ def test_a_call_does_not_overtake_the_one_sent_just_before() -> None:
         rig.call(SLM, 1, 0.001, {})
     rig.launch(SLM, 1)
     assert rig.foresight.sends_ahead_at(SLM) == rig.now + 0.001  # 2.8 ms before the answer would be too early
+
+
+def test_after_a_call_sent_ahead_the_next_one_leaves_at_once_if_its_step_is_short() -> None:
+    """It was sent 2 ms before it began: none can overtake it any more, and another 1 ms would be too late."""
+    rig = Rig(run_ahead=1)
+    for _ in range(60):
+        rig.call(SLM, 1, 0.001, {})
+    rig.foresight.launched(SLM, 1, 1, sent_s=rig.now - 0.002)
+    assert rig.foresight.sends_ahead_at(SLM) == rig.now
+    rig.foresight.launched(SLM, 1, 1, sent_s=rig.now - 0.0002)
+    assert rig.foresight.sends_ahead_at(SLM) == pytest.approx(rig.now + 0.0008)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_whether_a_lone_request_stays_is_not_judged_by_its_last_steps(seed: int) -> None:
+    """It leaves after a third of its steps: three in a row say nothing, and the next call is always sent ahead."""
+    rig, rng = Rig(run_ahead=1), random.Random(seed)
+    refused = 0
+    for _ in range(300):
+        rig.call(SLM, 1, 0.006, {LLM: int(rng.random() < 0.35)})
+        rig.launch(SLM, 1)
+        refused += not rig.foresight.sends_ahead(SLM, waiting=0, follows=1, at_least=1)
+        rig.foresight.failed(SLM)
+    assert refused == 0
 
 
 def test_none_is_sent_ahead_while_b_is_not_surely_reached() -> None:

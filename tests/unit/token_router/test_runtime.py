@@ -285,9 +285,10 @@ def _tampered(req: Any, token: Any) -> Any:
 
 
 def _longer(req: Any) -> Any:
-    from routers import peer_request
+    from routers import PeerReq
 
-    return peer_request(req, [*req.origin_input_ids, *req.output_ids, 7])
+    tokens = [*req.origin_input_ids, *req.output_ids, 7]
+    return PeerReq(rid=req.rid, token_ids=tokens[req.peer_locs[req.destination] :], loc=len(tokens))
 
 
 def test_a_send_may_take_back_all_that_is_not_final(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -293,6 +293,25 @@ def test_a_call_that_is_not_made_does_not_prolong_the_wait() -> None:
     run(main())
 
 
+def test_after_a_call_that_made_nothing_the_next_launch_is_followed_again() -> None:
+    """A request that leaves the SLM after every third token: the call sent ahead of that makes nothing. When the
+    request is back, the SLM's first step there is sent late, and the others ahead."""
+
+    async def main() -> None:
+        slm = FakeLLM("slm", lambda rid, at, _: int(at % 4 == 3), lambda: 0.006)
+        llm = FakeLLM("llm", lambda *_: 1, lambda: 0.028)
+        async with Deployment(_config(), [slm, llm]) as d:
+            _, stream = d.submit(input_ids=[5], max_tokens=200)
+            await stream.done.wait()
+            await d.settled()
+        calls = [b for b in slm.batches if b.steps or b.follows][20:-2]
+        late = [i for i, b in enumerate(calls[:-1]) if b.steps]
+        assert len(late) > 20
+        assert all(calls[i + 1].follows for i in late)
+
+    run(main())
+
+
 def test_nothing_is_under_way_when_the_runtime_has_ended() -> None:
     async def main() -> None:
         llms = [FakeLLM("slm", lambda *_: 0, lambda: 0.006), FakeLLM("llm", lambda *_: 1, lambda: 0.028)]
