@@ -57,6 +57,8 @@ class Mps:
 
     def _control(self, arguments: list[str], text: str) -> str | None:
         """Why it failed; None = it didn't."""
+        # With it the daemon would renumber the GPUs, and its clients, which see the same variable, name others or none.
+        inherited = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
         try:
             # the daemon keeps its parent's streams; a pipe would be waited for until its end
             with (self._folder / "control.log").open("w+", encoding="utf-8") as log:
@@ -66,7 +68,7 @@ class Mps:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     text=True,
-                    env=os.environ | self.environment,
+                    env=inherited | self.environment,
                     timeout=_TIMEOUT_S,
                     check=False,
                 )

@@ -20,7 +20,7 @@ _LOG_LINES = 60
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A test that fails shows the end of its servers' logs, which go with the servers."""
+    """A test that fails shows the end of the logs of its fixtures' servers, which go with them."""
     report = yield
     if report.failed:
         fixtures: dict[str, Any] = getattr(item, "funcargs", {})

@@ -20,8 +20,9 @@ from tools.supervisor import running_server
 
 pytestmark = pytest.mark.triton
 
-# by sessions: what a step may take beside a paced engine; 0.5 ms where nothing else runs
+# by sessions: what a step may take beside a paced engine, or this part of its time; 0.5 ms where nothing else runs
 BESIDE_ENGINE_MS = {1: 1.5, 4: 3.0}
+BESIDE_ENGINE = 0.3
 COMMAND = Path(sys.executable).with_name("tokenrouter")
 
 
@@ -36,7 +37,7 @@ def sound(path: Path, p: float, steps_ms: tuple[float, float], token_ms: float =
     slm, llm = found.latency
     for latency, ms in zip((slm, llm), steps_ms, strict=True):
         for sessions, more_ms in BESIDE_ENGINE_MS.items():
-            assert ms <= latency.ms(sessions) <= ms + more_ms
+            assert 0.99 * ms <= latency.ms(sessions) <= ms + max(more_ms, BESIDE_ENGINE * ms)
     assert llm.token_ms == pytest.approx(token_ms, abs=0.06)
     return found
 

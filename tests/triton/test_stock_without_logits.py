@@ -85,7 +85,7 @@ def test_blocks_that_were_lost_are_computed_again(paced_stock: Any) -> None:
     """Somebody else takes all the KV between two steps: no token changes; the blocks are counted, the time is taken."""
     prefill_ms, prompt = 4.0, list(range(3, 3 + 6 * TOKENS_PER_BLOCK))
     pool = 8 * TOKENS_PER_BLOCK  # too small for both
-    deployment = paced_stock(10.0, {"name": "random", "params": {"p": 0.0}}, {}, prefill_ms, max_tokens=pool)
+    deployment = paced_stock(40.0, {"name": "random", "params": {"p": 0.0}}, {}, prefill_ms, max_tokens=pool)
     request = {"input_ids": prompt, "max_tokens": TOKENS_PER_BLOCK, "ignore_eos": True}
 
     def kept() -> tuple[int, int, float]:

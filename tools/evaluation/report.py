@@ -120,7 +120,8 @@ def _probabilities(result: SweepResult) -> list[str]:
                 row[f"{name}: {source}"] = "" if value is None else f"{value:.4f}"
         rows.append(row)
     about = (
-        "steps: counted by the server; answers: from tokens and handoffs; given: what the Markov model would be told."
+        "steps: counted by the server; answers: from tokens and handoffs; given: what the Markov model would be told,"
+        " the mean over the answers."
     )
     return [about, "", *_table(rows)] if rows else []
 

@@ -73,6 +73,6 @@ class _Server:
             else:
                 continue
             value = "null" if engine.gpu_device_ids is None else repr(engine.gpu_device_ids)
-            hint = "null is the first GPUs, one for each rank" if engine.gpu_device_ids is None else ""
+            hint = f"null is {list(engine.gpus)}" if engine.gpu_device_ids is None else ""
             yield Problem(f"models[{index}].engine.gpu_device_ids", value, what, hint)
             return

@@ -32,7 +32,7 @@ from tools.training.workers import Processes
 
 __all__ = ["train"]
 
-_FORMAT = 1  # of the work folder: raise it when what its files hold changes
+_FORMAT = 2  # of the work folder: raise it when what its files hold changes
 
 
 def train(router: str, config: str | None, options: TrainOptions) -> None:

@@ -53,7 +53,7 @@ def train_router(recipe: Recipe, stages: Stages, target: Target, output: Path, v
 
 
 def _train(
-    recipe: Recipe, stages: Stages, target: Target, output: Path, vocab_size: int, minutes: Callable[[], float | None]
+    recipe: Recipe, stages: Stages, target: Target, output: Path, vocab_size: int, minutes: Callable[[], float]
 ) -> dict[str, Any]:
     seed = stages.options.seed
     before: torch.nn.Module | None = None
@@ -92,11 +92,10 @@ def _train(
         metrics=metrics,
     )
     save_router(output, header, _in_fp16(trained.network))
-    taken = minutes()
     facts = {
         **header.model_dump(),
         "held_out_loss": histories,
-        "minutes": None if taken is None else round(taken, 1),  # of all sittings with this algorithm in this folder
+        "minutes": round(minutes(), 1),  # of all sittings with this algorithm in this folder
     }
     title = f"{recipe.algorithm} for {' and '.join(stages.pair.weights)}"
     write_report(output.parent, output.stem, title, judged, cut, facts)

@@ -120,24 +120,24 @@ class WorkFolder:
             yield
 
     @contextmanager
-    def sitting(self, name: str) -> Iterator[Callable[[], float | None]]:
+    def sitting(self, name: str) -> Iterator[Callable[[], float]]:
         """While something of that name is worked at. Gives what says how many minutes that has taken so far, in this
-        sitting and all before it, however they ended; None = unknown: the folder is of a version that didn't count."""
+        sitting and all before it, however they ended. Raises UserError when those before it can't be read."""
         path = self.path / _MINUTES
-        earlier: dict[str, float] | None = None
-        with suppress(OSError, ValueError):
-            earlier = json.loads(path.read_text(encoding="utf-8"))
+        try:
+            earlier: dict[str, float] = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise UserError(f"--work: {path} can't be read: {error}") from error
         began, over = monotonic(), threading.Event()
 
-        def minutes() -> float | None:
-            return None if earlier is None else earlier.get(name, 0.0) + (monotonic() - began) / 60
+        def minutes() -> float:
+            return earlier.get(name, 0.0) + (monotonic() - began) / 60
 
         def keep() -> None:
-            if earlier is not None:
-                with suppress(OSError):  # a full disk is told where the work is written
-                    part = path.with_suffix(".part")
-                    part.write_text(json.dumps({**earlier, name: minutes()}) + "\n", encoding="utf-8")
-                    part.replace(path)
+            with suppress(OSError):  # a full disk is told where the work is written
+                part = path.with_suffix(".part")
+                part.write_text(json.dumps({**earlier, name: minutes()}) + "\n", encoding="utf-8")
+                part.replace(path)
 
         def keep_now_and_then() -> None:
             while not over.wait(_KEPT_EVERY_S):

@@ -231,7 +231,6 @@ class TensorRTLLMConfig(_Config):
         None,
         description="of the GPUs that the server sees, by number: one for each rank, in order; null = the first ones",
     )
-    dtype: Literal["auto", "bfloat16", "float16"] = Field("auto", description="of weights; auto = the checkpoint's")
     kv_cache_dtype: Literal["auto", "fp8"] = Field("auto", description="auto = the model's")
     max_tokens: PositiveInt | None = Field(
         None,

@@ -332,7 +332,6 @@ def test_gpus_that_are_not_there_are_named(monkeypatch: pytest.MonkeyPatch, fake
 def test_the_settings_reach_the_package(fake: Fake, weights: str) -> None:
     Rig(
         weights,
-        dtype="bfloat16",
         kv_cache_dtype="fp8",
         max_tokens=640,
         free_memory_fraction=0.4,
@@ -340,7 +339,7 @@ def test_the_settings_reach_the_package(fake: Fake, weights: str) -> None:
         tokens_per_block=16,
     )
     arguments = fake.llm_arguments
-    assert (arguments["model"], arguments["dtype"], arguments["skip_tokenizer_init"]) == (weights, "bfloat16", True)
+    assert (arguments["model"], arguments["skip_tokenizer_init"]) == (weights, True)
     assert (arguments["max_batch_size"], arguments["max_seq_len"], arguments["max_num_tokens"]) == (5, 61, 8192)
     assert arguments["enable_chunked_prefill"] and arguments["disable_overlap_scheduler"]
     assert arguments["cuda_graph_config"].model_dump(exclude_none=True) == {"max_batch_size": 4, "enable_padding": True}
@@ -508,7 +507,6 @@ def test_a_checkpoint_with_a_text_model_of_its_own(fake: Fake, tmp_path: Path) -
         ({"weights": "x", "free_memory_fraction": 1}, ["free_memory_fraction", "less than 1"]),
         ({"weights": "x", "retention_priority": 101}, ["retention_priority", "100"]),
         ({"weights": "x", "tensor_parallel": 0}, ["tensor_parallel", "greater than 0"]),
-        ({"weights": "x", "dtype": "int4"}, ["dtype", "bfloat16", "float16"]),
         ({"weights": "x", "gpu_device_ids": [1, 1]}, ["gpu_device_ids", "got [1, 1]; must name each GPU once"]),
         ({"weights": "x", "gpu_device_ids": []}, ["gpu_device_ids", "at least 1"]),
         ({"weights": "x", "gpu_device_ids": [-1]}, ["gpu_device_ids.0", "greater than or equal to 0"]),

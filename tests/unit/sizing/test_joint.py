@@ -249,7 +249,7 @@ def test_a_wrong_placement_is_named(tmp_path: Path, devices: list[str], names: l
 
 
 ON_GPU_0 = "is on GPU 0 for device 'gpu1', and model 'slm' for device 'gpu0'; allowed: a GPU of its own for each device"
-NULL = " (null is the first GPUs, one for each rank)"
+NULL = " (null is [0])"
 LLM = "models[1].engine.gpu_device_ids: got"
 
 

@@ -37,7 +37,8 @@ def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     program = folder / "nvidia-cuda-mps-control"
     program.write_text(
         f"#!/bin/sh\n[ -e {folder}/fails ] && {{ echo 'no GPU' >&2; exit 1; }}\n"
-        f'if [ "$1" = -d ]; then echo "start $CUDA_MPS_PIPE_DIRECTORY $CUDA_MPS_LOG_DIRECTORY" >> {folder}/told;'
+        'told="start $CUDA_MPS_PIPE_DIRECTORY $CUDA_MPS_LOG_DIRECTORY$CUDA_VISIBLE_DEVICES"\n'
+        f'if [ "$1" = -d ]; then echo "$told" >> {folder}/told;'
         f" sleep 60 & echo $! > {folder}/pid; else cat >> {folder}/told; kill $(cat {folder}/pid); fi\n"
     )
     program.chmod(0o755)
@@ -45,7 +46,8 @@ def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_it_is_started_and_ended_once(control: Path, tmp_path: Path) -> None:
+def test_it_is_started_and_ended_once(control: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")  # of its clients; a daemon that had it would renumber the GPUs
     mps = Mps(tmp_path / "mps")
     mps.start()
     pid = int((control / "pid").read_text())

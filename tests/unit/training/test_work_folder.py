@@ -91,17 +91,19 @@ def test_a_sitting_that_is_killed_counts_up_to_what_it_last_kept(
         now[0] = 180
         while json.loads((tmp_path / "work" / "minutes.json").read_text()) != {"r2r": 3}:
             sleep(0.005)
-        shutil.copytree(tmp_path / "work", killed)
+        shutil.copytree(tmp_path / "work", killed, ignore=shutil.ignore_patterns("*.part"))
     with WorkFolder(killed, OPTIONS).sitting("r2r") as so_far:
         assert so_far() == 3
 
 
-def test_the_minutes_of_a_folder_that_never_counted_them_are_unknown(tmp_path: Path) -> None:
+def test_minutes_that_cannot_be_read_are_told(tmp_path: Path) -> None:
     WorkFolder(tmp_path, OPTIONS)
-    (tmp_path / "minutes.json").unlink()
-    for _ in range(2):
-        with WorkFolder(tmp_path, OPTIONS).sitting("r2r") as so_far:
-            assert so_far() is None
+    (tmp_path / "minutes.json").write_text("{")
+    with (
+        pytest.raises(UserError, match=r"--work: .*minutes.json can't be read"),
+        WorkFolder(tmp_path, OPTIONS).sitting("r2r"),
+    ):
+        pass
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:

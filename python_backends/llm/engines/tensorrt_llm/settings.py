@@ -40,7 +40,6 @@ def make_llm(package: Any, config: TensorRTLLMConfig) -> Any:
             model=config.weights,
             skip_tokenizer_init=True,  # token ids in, token ids out
             tensor_parallel_size=config.tensor_parallel,
-            dtype=config.dtype,
             kv_cache_config=llmapi.KvCacheConfig(**kv),
             max_batch_size=sequences,
             max_seq_len=config.context_tokens + 1,  # with the token that a step samples, which we don't take
