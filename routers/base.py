@@ -264,6 +264,8 @@ def peer_request(req: RoutedRequest, dropped: int = 0) -> PeerReq:
     """The PeerReq that brings the destination of `req` up to its sequence, but for the last `dropped` of output_ids.
     Of a long sequence only what the destination hasn't seen is copied."""
     prompt, kept = len(req.origin_input_ids), len(req.output_ids) - dropped
+    if not 0 <= dropped <= len(req.output_ids):
+        raise ValueError(f"dropped: got {dropped}; allowed: 0 to {len(req.output_ids)}, the tokens of output_ids")
     seen = req.peer_locs[req.destination]
     unseen = req.origin_input_ids[seen:] + req.output_ids[max(0, seen - prompt) : kept]
     return PeerReq(rid=req.rid, token_ids=unseen, loc=prompt + kept)

@@ -52,12 +52,12 @@ class TritonPythonModel:
 
     def _respond(self, request: Any) -> Any:
         try:
-            response = self._runner.execute(_read(request))
+            answer = encode_response(self._runner.execute(_read(request)))
         except ValueError as error:
             return _refusal(error, pb.TritonError.INVALID_ARG)
         except Exception as error:  # the stub would live, but answer with a traceback
             return _refusal(error, pb.TritonError.INTERNAL)
-        return pb.InferenceResponse([pb.Tensor(RESPONSE_TENSOR, encode_response(response))])
+        return pb.InferenceResponse([pb.Tensor(RESPONSE_TENSOR, answer)])
 
     def finalize(self) -> None:
         """Give the weights' memory back."""

@@ -103,7 +103,7 @@ def decode_request(wire: Wire) -> StepRequest:
     at_free = at_follows + follows
     at_tokens = at_free + frees
     at_text = at_tokens + tokens
-    _check_length(values, at_text, text)
+    _check_length(values, at_text, n, follows, frees, tokens, text)
     steps, at = [], at_tokens
     for row in range(_REQUEST_HEADER, at_follows, 4):
         session, start, count, sample = values[row : row + 4]
@@ -156,7 +156,7 @@ def decode_response(wire: Wire) -> StepResponse:
     at_logprobs = at_tokens + tokens
     at_stats = at_logprobs + tokens
     at_text = at_stats + _STATS_INTS
-    _check_length(values, at_text, text)
+    _check_length(values, at_text, n, tokens, text)
     floats = struct.unpack_from(f"={tokens}f{_STATS}", wire.data, 4 * at_logprobs)
     logprobs, (compute_ms, engine_ms, *counts) = list(floats[:tokens]), floats[tokens:]
     notes = _json(wire[at_text:], text)
@@ -206,7 +206,10 @@ def _header(values: list[int], size: int) -> list[int]:
     return values[1:size]
 
 
-def _check_length(values: list[int], at_text: int, text: int) -> None:
-    expected = at_text + (text + 3) // 4
+def _check_length(values: list[int], at_text: int, *counts: int) -> None:
+    """counts: of the header, the last one that of the text, which begins at `at_text`."""
+    if min(counts) < 0:
+        raise ValueError(f"header: counts {counts}; must be 0 or more each")
+    expected = at_text + (counts[-1] + 3) // 4
     if len(values) != expected:
         raise ValueError(f"length: {len(values)} values; the header counts {expected}")

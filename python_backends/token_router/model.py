@@ -37,6 +37,7 @@ _RUN_DIR_VARIABLE = "TOKENROUTER_RUN_DIR"
 _MEET_TIMEOUT_S = 30.0
 _LAST_ANSWERS_S = 5.0
 _METRICS_S = 1.0
+_FEW_DESCRIPTORS = 512
 _SWITCH_S = 0.0001  # a call leaves while the event loop goes on with others, not after it
 
 
@@ -52,8 +53,7 @@ class TritonPythonModel:
         name = self._config.tokenizer
         self._tokenizer = None if name is None else Tokenizer(locate_tokenizer(name))
         self._responses = ResponseThread()
-        # epoll rounds every timer up to a whole millisecond
-        self._loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
+        self._loop = asyncio.SelectorEventLoop(_selector())
         self._outbox = Outbox(self._responses, self._loop)
         self._main: asyncio.Task[None] | None = None
         self._awake = False
@@ -158,6 +158,14 @@ class TritonPythonModel:
                 await asyncio.sleep(_METRICS_S)
         finally:
             thread.close()
+
+
+def _selector() -> selectors.BaseSelector:
+    """What the event loop waits with: epoll rounds every timer up to a whole millisecond, select doesn't, but has no
+    descriptor from 1024 on. There are ten or so, and where more were inherited, new ones have high numbers."""
+    with open(os.devnull, "rb") as probe:
+        few = probe.fileno() < _FEW_DESCRIPTORS
+    return selectors.SelectSelector() if few else selectors.DefaultSelector()
 
 
 def _inputs(request: Any, context_tokens: int) -> dict[str, Any]:

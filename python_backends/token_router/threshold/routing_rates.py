@@ -61,7 +61,7 @@ class RoutingRow:
     """Row i of P and of C.
 
     Forgets exponentially by outcomes, with two memories: 1000 outcomes to know well, 60 to notice a change. When they
-    differ by more than chance allows, `settle` drops what the long one remembers.
+    differ by more than chance allows, `observe` drops what the long one remembers.
     """
 
     def __init__(self, models: int) -> None:
@@ -69,21 +69,28 @@ class RoutingRow:
         self._fast = _Memory(_FAST, models)
         self.outcomes = [0] * models
         self.tokens = [0] * models
+        self._uncompared = 0  # outcomes since the two memories were compared
 
-    def observe(self, to: int, committed: int, count: int = 1) -> None:
-        """`count` steps after which a request was at model `to`, and `committed` tokens in all by them."""
+    def observe(self, to: int, committed: int, count: int = 1) -> bool:
+        """`count` steps after which a request was at model `to`, and `committed` tokens in all by them. Returns whether
+        the traffic is found to have changed, which is looked at every now and then."""
         self._slow.add(to, committed, count)
         self._fast.add(to, committed, count)
         self.outcomes[to] += count
         self.tokens[to] += committed
+        self._uncompared += count
+        if self._uncompared < _FAST / 2:
+            return False
+        self._uncompared = 0
+        return self._settle()
 
     @property
     def observed(self) -> float:
         """Outcomes that the estimate rests on."""
         return self._slow.total()
 
-    def settle(self) -> bool:
-        """Whether the traffic was found to have changed."""
+    def _settle(self) -> bool:
+        """Where the memories differ, the long one goes on from the short one. Returns whether they did."""
         n_slow, n_fast = self._slow.total(), self._fast.total()
         if n_slow < 2 * n_fast or n_fast < _FAST / 4:
             return False

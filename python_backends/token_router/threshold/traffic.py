@@ -17,7 +17,6 @@ __all__ = ["Traffic"]
 
 _ENOUGH_OUTCOMES = 40  # of each model
 _ENOUGH_STEPS = 10
-_SETTLED_EVERY = 30  # outcomes of a model: half of what its short memory holds
 
 
 class Traffic:
@@ -34,7 +33,6 @@ class Traffic:
         self._clock = clock
         self._rows = [RoutingRow(n) for _ in models]
         self._runs = [RunLengths() for _ in models]
-        self._unsettled = [0] * n
         self._times = [StepTimes(n - 1) for _ in models]
         self._others = [[j for j in range(n) if j != i] for i in range(n)]
         self._stays: list[dict[int, int]] = [{} for _ in models]  # by rid: steps of the present run so far
@@ -150,12 +148,8 @@ class Traffic:
 
     def _led(self, model: int, to: int, committed: int, steps: int) -> None:
         """So many steps, after which a request is at model `to`."""
-        self._rows[model].observe(to, committed, steps)
-        self._unsettled[model] += steps
-        if self._unsettled[model] >= _SETTLED_EVERY:
-            self._unsettled[model] = 0
-            if self._rows[model].settle():
-                self._runs[model].forget()
+        if self._rows[model].observe(to, committed, steps):
+            self._runs[model].forget()
 
     def _busy(self, model: int, now: float) -> float:
         since = self._since[model]

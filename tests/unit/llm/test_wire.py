@@ -84,6 +84,7 @@ def test_a_response_comes_through(response: StepResponse) -> None:
         (8, 2, "length: 17 values; the header counts 16"),
         (12, 2, "tokens: there are 3; the sessions count 2"),
         (9, 9, "length: 17 values; the header counts 20"),
+        (6, -1, "header: counts \\(1, -1, 0, 3, 0\\); must be 0 or more each"),
     ],
 )
 def test_a_request_that_contradicts_itself_is_refused(place: int, value: int, message: str) -> None:
@@ -91,6 +92,19 @@ def test_a_request_that_contradicts_itself_is_refused(place: int, value: int, me
     wire[place] = value
     with pytest.raises(ValueError, match=message):
         decode_request(wire)
+
+
+def test_a_response_that_contradicts_itself_is_refused() -> None:
+    wire = encode_response(StepResponse([SessionResult([1], [0.5])]))
+    for place, value, message in (
+        (1, 2, "length"),
+        (2, -2, "header: counts \\(1, -2, 0\\)"),
+        (4, 2, "tokens: there are 1; the results count 2"),
+    ):
+        wrong = wire.copy()
+        wrong[place] = value
+        with pytest.raises(ValueError, match=message):
+            decode_response(wrong)
 
 
 def test_a_cut_vector_is_refused() -> None:
