@@ -96,7 +96,6 @@ PYTORCH = {"type": "tensorrt_llm", "weights": "/models/a"}
         (STOCK, {"checkpoint": "/models/b"}, True),
         (STOCK, {"logits_dtype": "fp16"}, True),
         (STOCK, {"max_tokens": 9000, "kv_cache_free_gpu_mem_fraction": 0.5, "max_queue_size": 3}, False),
-        (PYTORCH, {"dtype": "float16"}, True),
         (PYTORCH, {"kv_cache_dtype": "fp8"}, True),
         (PYTORCH, {"tensor_parallel": 2}, True),
         (PYTORCH, {"host_cache_bytes": 9, "free_memory_fraction": 0.5}, False),
