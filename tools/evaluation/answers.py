@@ -48,8 +48,8 @@ class Traffic(_Line):
     """What the server has counted since a sitting began, from -> to: steps by where they led, and the tokens that they
     committed.
 
-    given: P as the server would have given it to the Markov model, the mean over the moments so far at which an answer
-    came; None where it had too little traffic at each of them.
+    given: P as the server would have given it to the Markov model, read whenever an answer came; the mean so far, each
+    reading by the steps since the one before it. None where the server had too little traffic at each of them.
     """
 
     sitting: int

@@ -128,8 +128,9 @@ class _Counting:
     def __init__(self, control: ControlClient, file: AnswerFile) -> None:
         self._control = control
         self._file = file
-        self._before = control.traffic()["counts"]
+        self._before = self._seen = control.traffic()["counts"]
         self._beliefs: list[list[list[float]]] = []
+        self._weights: list[int] = []  # of each: the steps since the reading before it
 
     def answered(self) -> None:
         """One more. That the server can't be asked now is no reason to lose the others: the next count has all."""
@@ -137,8 +138,11 @@ class _Counting:
             measured = self._control.traffic()
         except ControlError:
             return
-        if (profile := measured["profile"]) is not None:
+        steps = int(np.sum(measured["counts"]["outcomes"]) - np.sum(self._seen["outcomes"]))
+        self._seen = measured["counts"]
+        if (profile := measured["profile"]) is not None and steps:
             self._beliefs.append(profile["p"])
+            self._weights.append(steps)
         self._write(measured["counts"])
 
     def end(self) -> None:
@@ -150,7 +154,7 @@ class _Counting:
             pairs = zip(counts[name], self._before[name], strict=True)
             return [[now - then for now, then in zip(*rows, strict=True)] for rows in pairs]
 
-        given = np.mean(self._beliefs, axis=0).tolist() if self._beliefs else None
+        given = np.average(self._beliefs, axis=0, weights=self._weights).tolist() if self._beliefs else None
         self._file.add(
             Traffic(sitting=self._file.sitting, outcomes=grown("outcomes"), tokens=grown("tokens"), given=given)
         )

@@ -121,7 +121,7 @@ def _probabilities(result: SweepResult) -> list[str]:
         rows.append(row)
     about = (
         "steps: counted by the server; answers: from tokens and handoffs; given: what the Markov model would be told,"
-        " the mean over the answers."
+        " the mean over the steps."
     )
     return [about, "", *_table(rows)] if rows else []
 

@@ -25,7 +25,7 @@ class Rates(BaseModel):
 
     steps: as the server counted its steps. answers: as the tokens and handoffs of the answers come to; None unless the
     router drops or keeps every token that leaves, between two models. given: what the Markov model would have been
-    given (`Traffic`), the mean over the answers. c: tokens that a step commits, as counted.
+    given (`Traffic`), the mean over the steps. c: tokens that a step commits, as counted.
     """
 
     steps: list[list[float]]

@@ -19,17 +19,19 @@ from tools.evaluation.tasks import Judgement, Question
 
 
 class Control:
-    """A server's: `beliefs` are what it believes at each asking, and an exception among them is raised."""
+    """A server's: `beliefs` are what it believes at each asking, and an exception among them is raised. Ten steps more
+    come between two askings than between the two before."""
 
     def __init__(self, *beliefs: Any) -> None:
         self._beliefs = iter(beliefs)
-        self._steps = 0
+        self._steps = self._growth = 0
 
     def traffic(self) -> dict[str, Any]:
         belief = next(self._beliefs)
         if isinstance(belief, BaseException):
             raise belief
-        self._steps += 10
+        self._growth += 10
+        self._steps += self._growth
         counts = {"outcomes": [[self._steps, 1], [1, 0]], "tokens": [[self._steps, 0], [1, 0]]}
         return {"counts": counts, "profile": belief and {"p": belief}}
 
@@ -54,12 +56,16 @@ def asked(control: Any, path: Path, monkeypatch: pytest.MonkeyPatch, questions: 
     return file
 
 
-def test_a_belief_is_the_mean_over_the_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_belief_is_the_mean_over_the_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before, after each answer, at the end. That it knew nothing yet, or couldn't be asked, isn't a belief of zero."""
     control = Control(None, None, [[0.9, 0.1], [1, 0]], [[0.7, 0.3], [0.8, 0.2]], None)
     traffic = asked(control, tmp_path / "a.jsonl", monkeypatch).traffic[0]
-    assert traffic.given == [pytest.approx([0.8, 0.2]), pytest.approx([0.9, 0.1])]
-    assert traffic.outcomes == [[40, 0], [0, 0]]
+    first, second = 30 / 70, 40 / 70
+    assert traffic.given == [
+        pytest.approx([first * 0.9 + second * 0.7, first * 0.1 + second * 0.3]),
+        pytest.approx([first + second * 0.8, second * 0.2]),
+    ]
+    assert traffic.outcomes == [[140, 0], [0, 0]]
     unheard = Control(None, ControlError("busy"), [[0.9, 0.1], [1, 0]], ControlError("busy"), None)
     traffic = asked(unheard, tmp_path / "b.jsonl", monkeypatch).traffic[0]
     assert traffic.given == [pytest.approx([0.9, 0.1]), [1, 0]]
@@ -79,10 +85,10 @@ def test_an_interrupted_sitting_has_what_was_counted_by_its_last_answer(
         asked(Control(None, believed, KeyboardInterrupt()), path, monkeypatch, questions=2)
     killed = AnswerFile(path, {})
     assert set(killed.answers) == {"q/0", "q/1"}
-    assert killed.traffic[0].outcomes == [[10, 0], [0, 0]]
+    assert killed.traffic[0].outcomes == [[20, 0], [0, 0]]
     assert killed.traffic[0].given == believed
     file = asked(Control(None, None, None), path, monkeypatch)
-    assert {sitting: traffic.outcomes[0][0] for sitting, traffic in file.traffic.items()} == {0: 10, 1: 20}
+    assert {sitting: traffic.outcomes[0][0] for sitting, traffic in file.traffic.items()} == {0: 20, 1: 50}
     assert [a.sitting for a in file.of(["q/0", "q/1", "q/2"])] == [0, 0, 1]
 
 
