@@ -63,6 +63,8 @@ class RunDirectory:
 
     def processes(self) -> list[psutil.Process]:
         """The run's tritonserver and stubs, even those that have lost their parent."""
+        # What psutil has kept of an earlier process of the same number refuses to end this one.
+        psutil.process_iter.cache_clear()
         return [p for p in psutil.process_iter(["cmdline"]) if self._is_of_run(p.info["cmdline"] or [])]
 
     def remove(self) -> None:

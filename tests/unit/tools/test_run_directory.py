@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tools.run_directory import RunDirectory
@@ -61,6 +62,18 @@ def test_a_run_whose_supervisor_was_killed_is_cleared_by_the_next(tmp_path: Path
     RunDirectory.create().remove()
     stub.wait(5)
     assert not dead.path.exists()
+
+
+def test_a_process_with_the_number_of_an_earlier_one_is_ended(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub = stub_of(run)
+    (kept,) = (process for process in psutil.process_iter() if process.pid == stub.pid)
+    monkeypatch.setattr(kept, "_ident", (stub.pid, 1.0))  # as if it had been there since 1970
+    with pytest.raises(psutil.NoSuchProcess):
+        kept.kill()
+    run.remove()
+    stub.wait(5)
 
 
 def test_a_folder_without_a_lock_stays(tmp_path: Path) -> None:
