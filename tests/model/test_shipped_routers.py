@@ -5,8 +5,6 @@ thresholds, through the real server: token for token. Skipped where those models
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -14,13 +12,11 @@ import torch
 
 import routers
 from python_backends.llm.catalog import WeightsError, locate_tokenizer, locate_weights
-from python_backends.token_router.tokenizer import Tokenizer
 from routers import RouterConfig
 from routers.networks import CiterNetwork, CoLLMHead, R2RNetwork, restore
 from routers.weights import load_router, read_header
-from tests.model.asking import ask
 from tests.model.reference import Reference
-from tests.model.trained import delegates
+from tests.model.trained import Case, case_of, delegates, makers_of_equal_answers
 from tests.triton.servers import assert_clean_and_serving
 from tools.deployment import Deployment, load_deployment
 from tools.supervisor import RunningServer, running_server
@@ -40,17 +36,6 @@ QUESTIONS = [  # the first two are asked one at a time, all of them at once
     "Name three sorting algorithms and their costs.",
     "Write a Python class for a stack. " * 13,  # more than one prefill chunk
 ]
-
-Answers = list[tuple[list[int], list[str]]]
-
-
-@dataclass
-class Case:
-    """The deployment `default` with a shipped router, and the reference's answers."""
-
-    deployment: Deployment
-    prompts: list[list[int]]
-    expected: Answers
 
 
 @pytest.fixture(scope="module")
@@ -73,14 +58,8 @@ def case(request: pytest.FixtureRequest, default: Deployment) -> Case:
     torch.set_num_threads(1)  # as in the served model's process: its sums must be these
     network = restore(NETWORKS[algorithm], file.header.network, file.tensors)
     decide = delegates(algorithm, network, file.header.threshold)
-    tokenizer = Tokenizer(locate_tokenizer(str(default.tokenizer)))
-    prompts = [tokenizer.encode_chat([{"role": "user", "content": q}]) for q in QUESTIONS]
-    reference = Reference(default, hidden_states=True)
-    expected = [reference.one_token(prompt, TOKENS, decide) for prompt in prompts]
-    reference.close()
     router = RouterConfig(name=algorithm, params={"weights": path.stem})
-    server = default.server.model_copy(update={"http_port": 0, "grpc_port": 0, "metrics_port": 0})
-    return Case(default.model_copy(update={"router": router, "server": server}), prompts, expected)
+    return case_of(default, router, Reference(default, hidden_states=True), decide, QUESTIONS, TOKENS)
 
 
 @pytest.fixture(scope="module")
@@ -94,10 +73,5 @@ def server(case: Case) -> Iterator[RunningServer]:
 def test_a_shipped_router_equals_the_sequential_loop(
     server: RunningServer, case: Case, at_once: int, prompts: int
 ) -> None:
-    with ThreadPoolExecutor(at_once) as pool:
-        answers = list(pool.map(lambda prompt: ask(server, prompt, TOKENS, 200), case.prompts[:prompts]))
-    assert len(answers) == prompts
-    for question, answer, expected in zip(QUESTIONS, answers, case.expected, strict=False):
-        assert answer == expected, question
-    makers = [maker for _, made in answers for maker in made]
+    makers = makers_of_equal_answers(server, case, at_once, prompts)
     assert makers.count("slm") > prompts and makers.count("llm") > prompts  # both wrote, or it would show nothing

@@ -4,23 +4,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from python_backends.llm.catalog import locate_tokenizer
-from python_backends.token_router.tokenizer import Tokenizer
+from routers import RouterConfig
 from routers.networks import CiterNetwork, CoLLMHead, R2RNetwork
 from routers.weights import RouterHeader, save_router
-from tests.model.asking import ask
 from tests.model.reference import Reference
-from tests.model.trained import delegates, probability
+from tests.model.trained import Case, case_of, delegates, encoded, makers_of_equal_answers, probability
 from tests.triton.servers import assert_clean_and_serving
-from tools.deployment import Deployment, load_deployment
+from tools.deployment import load_deployment
 from tools.supervisor import RunningServer, running_server
 from tools.validate import check
 
@@ -45,17 +41,6 @@ QUESTIONS = [
     "Explain recursion to a child, with an example from daily life. " * 10,  # more than one prefill chunk
 ]
 
-Answers = list[tuple[list[int], list[str]]]
-
-
-@dataclass
-class Case:
-    """A deployment with a trained router, and the reference's answers."""
-
-    deployment: Deployment
-    prompts: list[list[int]]
-    expected: Answers
-
 
 @pytest.fixture(scope="module", params=list(NETWORKS))
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
@@ -66,8 +51,6 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     kind, arguments = NETWORKS[algorithm]
     network = kind(**arguments).eval()
     shipped = load_deployment("smollm2")
-    tokenizer = Tokenizer(locate_tokenizer(str(shipped.tokenizer)))
-    prompts = [tokenizer.encode_chat([{"role": "user", "content": q}]) for q in QUESTIONS]
     reference = Reference(shipped, hidden_states=True)
     seen: list[float] = []
 
@@ -75,13 +58,11 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         seen.append(probability(algorithm, network, *step))
         return False
 
-    for prompt in prompts[:3]:
+    for prompt in encoded(shipped, QUESTIONS[:3]):
         reference.one_token(prompt, TOKENS, never)
     share = SHARE if algorithm == "citer" else 1 - SHARE
     threshold = float(torch.tensor(seen, dtype=torch.float64).quantile(share))
     decide = delegates(algorithm, network, threshold)
-    expected = [reference.one_token(prompt, TOKENS, decide) for prompt in prompts]
-    reference.close()
     path: Path = tmp_path_factory.mktemp("router") / f"{algorithm}.safetensors"
     header = RouterHeader(
         algorithm=algorithm,
@@ -92,9 +73,8 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         network=arguments,
     )
     save_router(path, header, network.state_dict())
-    router = shipped.router.model_copy(update={"name": algorithm, "params": {"weights": str(path)}})
-    server = shipped.server.model_copy(update={"http_port": 0, "grpc_port": 0, "metrics_port": 0})
-    return Case(shipped.model_copy(update={"router": router, "server": server}), prompts, expected)
+    router = RouterConfig(name=algorithm, params={"weights": str(path)})
+    return case_of(shipped, router, reference, decide, QUESTIONS, TOKENS)
 
 
 @pytest.fixture(scope="module")
@@ -109,10 +89,5 @@ def server(case: Case) -> Iterator[RunningServer]:
 def test_a_trained_router_equals_the_sequential_loop(
     server: RunningServer, case: Case, at_once: int, prompts: int
 ) -> None:
-    with ThreadPoolExecutor(at_once) as pool:
-        answers = list(pool.map(lambda prompt: ask(server, prompt, TOKENS, 200), case.prompts[:prompts]))
-    assert len(answers) == prompts
-    for question, answer, expected in zip(QUESTIONS, answers, case.expected, strict=False):
-        assert answer == expected, question
-    makers = [maker for _, made in answers for maker in made]
+    makers = makers_of_equal_answers(server, case, at_once, prompts)
     assert 0.05 < makers.count("llm") / len(makers) < 0.5  # both wrote, or the test would show nothing

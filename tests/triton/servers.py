@@ -58,6 +58,12 @@ def wait_until(what: str, condition: Callable[[], Any], timeout_s: float = 10.0)
     return value
 
 
+def ask(server: RunningServer, **request: Any) -> Answer:
+    """One whole answer."""
+    with TokenRouterClient(server.grpc_url) as client:
+        return Answer.of(client.generate(**({"timeout_s": 60} | request)))
+
+
 def assert_clean_and_serving(server: RunningServer, **request: Any) -> None:
     """Nothing is left of any request on any model, and the next request is served."""
 
@@ -67,8 +73,7 @@ def assert_clean_and_serving(server: RunningServer, **request: Any) -> None:
 
     wait_until("nothing left on any model", clean)
     request = request or {"input_ids": [3, 4], "max_tokens": 2}
-    with TokenRouterClient(server.grpc_url) as client:
-        assert Answer.of(client.generate(timeout_s=20, **request)).ids
+    assert ask(server, timeout_s=20, **request).ids
 
 
 class Background(threading.Thread):

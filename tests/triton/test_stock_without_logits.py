@@ -10,18 +10,12 @@ from typing import Any
 
 import pytest
 
-from tests.triton.servers import VOCABULARY, Background, assert_clean_and_serving, paced_tokens, wait_until
+from tests.triton.servers import VOCABULARY, Background, ask, assert_clean_and_serving, paced_tokens, wait_until
 from tests.triton.stock import REAL, TOKENS_PER_BLOCK, engine_folder, infer, requests_made, stock_engine, stock_server
-from tools.client import Answer, GenerationError, TokenRouterClient
+from tools.client import GenerationError
 from tools.deployment import Deployment
-from tools.supervisor import RunningServer
 
 pytestmark = [pytest.mark.triton, pytest.mark.skipif(REAL is not None, reason="needs the stand-in")]
-
-
-def ask(server: RunningServer, **request: Any) -> Answer:
-    with TokenRouterClient(server.grpc_url) as client:
-        return Answer.of(client.generate(timeout_s=60, **request))
 
 
 @pytest.fixture(scope="module")
