@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict
@@ -32,6 +33,7 @@ __all__ = [
     "RouterParams",
     "ServedModel",
     "StepResult",
+    "destinations",
     "model_to_peer",
     "peer_request",
     "peer_to_model",
@@ -96,7 +98,7 @@ class StepResult:
     """One decoding step of one model, as `route` gets it. Row r belongs to request rids[r].
 
     logits_output: see `LogitsOutput`.
-    next_token_ids: INT64 [n], the tokens just sampled, not yet committed.
+    token_ids: n, the tokens just sampled, not yet committed.
     places: n, the place of each sampled token in its sequence (prompt included, from 0).
     sequences: n, the tokens before each sampled one, prompt included. Read only: they are the runner's own.
     prompt_tokens: n, how many of them are the prompt: row r's token is its answer's first where this equals
@@ -110,7 +112,7 @@ class StepResult:
     """
 
     logits_output: LogitsOutput
-    next_token_ids: torch.Tensor
+    token_ids: Sequence[int]
     places: Sequence[int]
     sequences: Sequence[Sequence[int]]
     prompt_tokens: Sequence[int]
@@ -118,6 +120,13 @@ class StepResult:
     params: Sequence[Any]
     draw: Callable[[int], float]
     fields: list[dict[str, Any]]
+
+    @cached_property
+    def next_token_ids(self) -> torch.Tensor:
+        """`token_ids` as INT64 [n] where the step's tensors are; made when it's first read."""
+        import torch
+
+        return torch.tensor(self.token_ids, dtype=torch.int64, device=self._device)
 
     @property
     def logits(self) -> torch.Tensor:
@@ -133,11 +142,18 @@ class StepResult:
         return self.logits_output.hidden_states
 
     def param(self, name: str) -> torch.Tensor:
-        """The parameter `name` of every row, as FP64 [n] where the step's tensors are: on an engine's GPU."""
+        """The parameter `name` of every row, as FP64 [n] where the step's tensors are."""
         import torch
 
         values = [getattr(p, name) for p in self.params]
-        return torch.tensor(values, dtype=torch.float64, device=self.next_token_ids.device)
+        return torch.tensor(values, dtype=torch.float64, device=self._device)
+
+    @property
+    def _device(self) -> torch.device | None:
+        """Where the step's tensors are: on an engine's GPU. None = it has none."""
+        logits, hidden = self.logits_output.next_token_logits, self.logits_output.hidden_states
+        beside = hidden if logits is None else logits
+        return None if beside is None else beside.device
 
 
 class RoutedRequest(Protocol):
@@ -226,8 +242,11 @@ class BaseRouter(Generic[P]):
         Raises ValueError when the router can't serve beside this model: it is refused with that message.
         """
 
-    def route(self, result: StepResult) -> torch.Tensor:
-        """Where each request of the batch goes: INT64 [n], 0 = stay here, j = to peer j.
+    def route(self, result: StepResult) -> torch.Tensor | list[int]:
+        """Where each request of the batch goes: 0 = stay here, j = to peer j.
+
+        INT64 [n] from a router that computes with tensors, on their device; a list of n ints from one that has
+        them at hand: on an engine without logits, making a tensor would be most of what routing costs.
 
         Called once per step in the model's process, before the sampled tokens are committed. It must not
         change `result` other than its `fields`. If it raises, it is called again row by row, and only
@@ -256,8 +275,28 @@ class OneTokenRouter(BaseRouter[P]):
 
     needs_logits = False
 
-    def route(self, result: StepResult) -> torch.Tensor:
-        return result.next_token_ids.new_ones(len(result.rids))
+    def route(self, result: StepResult) -> torch.Tensor | list[int]:
+        return [1] * len(result.rids)
+
+
+def destinations(routed: Any, rows: int) -> list[int]:
+    """What `route` returned for that many rows, as ints. Raises ValueError when it isn't what the interface says."""
+    if isinstance(routed, list):
+        if len(routed) == rows and all(type(to) is int for to in routed):
+            return routed
+        wrong = sorted({type(to).__name__ for to in routed if type(to) is not int})
+        what = f"a list with {' and '.join(wrong)}" if wrong else f"a list of {len(routed)}"
+    else:
+        import torch
+
+        if not isinstance(routed, torch.Tensor):
+            what = type(routed).__name__
+        elif routed.dtype == torch.int64 and routed.shape == (rows,):
+            ints: list[int] = routed.tolist()
+            return ints
+        else:
+            what = f"{routed.dtype} {list(routed.shape)}"
+    raise ValueError(f"it must return INT64 [{rows}] or a list of as many ints, it returned {what}")
 
 
 def peer_request(req: RoutedRequest, dropped: int = 0) -> PeerReq:

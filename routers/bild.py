@@ -8,7 +8,7 @@ one, is not here: a token that was committed is final.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
 
@@ -22,9 +22,6 @@ from routers.base import (
     StepResult,
     send_without_last,
 )
-
-if TYPE_CHECKING:
-    import torch
 
 __all__ = ["BILD", "BiLDParams"]
 
@@ -40,14 +37,12 @@ class BiLDParams(RouterParams):
 class BiLDSLM(BaseRouter[BiLDParams]):
     """Beside the small model: max p < threshold -> the large one makes that position."""
 
-    def route(self, result: StepResult) -> torch.Tensor:
+    def route(self, result: StepResult) -> list[int]:
         # row by row, as in rstitch: no row's last bit can depend on the others
         highest = [float(row.softmax(-1).max()) for row in result.logits]
         if not all(map(math.isfinite, highest)):  # a NaN compares false with every threshold
             raise ValueError("logits: hold NaN or +inf, or nothing but -inf; allowed: finite ones, and -inf for a mask")
-        return result.next_token_ids.new_tensor(
-            [p < params.threshold for p, params in zip(highest, result.params, strict=True)]
-        )
+        return [int(p < params.threshold) for p, params in zip(highest, result.params, strict=True)]
 
     def send(self, req: RoutedRequest) -> PeerReq:
         return send_without_last(req)

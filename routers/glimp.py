@@ -8,7 +8,7 @@ a reasoning model (`step_end` of two line ends) and its entropy is in nats; here
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
 
@@ -23,9 +23,6 @@ from routers.base import (
     send_without_last,
 )
 from routers.rstitch import normalized_entropy
-
-if TYPE_CHECKING:
-    import torch
 
 __all__ = ["GLIMP", "GlimpParams", "GlimpRouter"]
 
@@ -61,11 +58,11 @@ class GlimpRouter(BaseRouter[GlimpParams]):
 class GlimpSLM(GlimpRouter):
     """Beside the small model: an uncertain first token -> the large one writes this step."""
 
-    def route(self, result: StepResult) -> torch.Tensor:
-        go = result.next_token_ids.new_zeros(len(result.rids))
+    def route(self, result: StepResult) -> list[int]:
+        go = [0] * len(result.rids)
         for row, (before, place) in enumerate(zip(result.sequences, result.places, strict=True)):
             if place == result.prompt_tokens[row] or before[-1] in self.step_ends:
-                go[row] = bool(normalized_entropy(result.logits[row : row + 1])[0] > result.params[row].tau)
+                go[row] = int(normalized_entropy(result.logits[row : row + 1])[0] > result.params[row].tau)
         return go
 
     def send(self, req: RoutedRequest) -> PeerReq:
@@ -77,8 +74,8 @@ class GlimpLLM(GlimpRouter):
 
     needs_logits = False
 
-    def route(self, result: StepResult) -> torch.Tensor:
-        return result.next_token_ids.new_tensor([token in self.step_ends for token in result.next_token_ids.tolist()])
+    def route(self, result: StepResult) -> list[int]:
+        return [int(token in self.step_ends) for token in result.token_ids]
 
 
 GLIMP = Algorithm(name="glimp", params=GlimpParams, entry=GlimpSLM, peer=GlimpLLM)

@@ -28,8 +28,6 @@ from routers.base import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import torch
-
 __all__ = ["MARKOV", "MarkovParams", "MarkovRouter"]
 
 
@@ -85,11 +83,8 @@ class MarkovRouter(BaseRouter[MarkovParams]):
             total += params.p[index][m]
             self._cumulative.append(total)
 
-    def route(self, result: StepResult) -> torch.Tensor:
-        import torch
-
-        draws = [result.draw(row) for row in range(len(result.rids))]
-        return torch.tensor([bisect_right(self._cumulative, draw) for draw in draws])
+    def route(self, result: StepResult) -> list[int]:
+        return [bisect_right(self._cumulative, result.draw(row)) for row in range(len(result.rids))]
 
     def send(self, req: RoutedRequest) -> PeerReq:
         return peer_request(req, dropped=0 if self._keep[req.destination] else 1)

@@ -30,8 +30,6 @@ from routers.base import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import torch
-
 __all__ = ["MIXTURE_ENSEMBLE", "MEEntry", "MEParams", "MERouter"]
 
 _SUM_TOLERANCE = 1e-5
@@ -74,10 +72,8 @@ class MERouter(BaseRouter[MEParams]):
     needs_logits = False
     needs_sampling = True
 
-    def route(self, result: StepResult) -> torch.Tensor:
-        import torch
-
-        return torch.tensor([model_to_peer(self.index, self._next(result, row)) for row in range(len(result.rids))])
+    def route(self, result: StepResult) -> list[int]:
+        return [model_to_peer(self.index, self._next(result, row)) for row in range(len(result.rids))]
 
     def _next(self, result: StepResult, row: int) -> int:
         """The number of the model that makes the token after row's."""

@@ -7,7 +7,7 @@ R2R's transition matrix, P = [[1 - p, p], [1, 0]] (paper, appendix D).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
 
@@ -21,9 +21,6 @@ from routers.base import (
     StepResult,
     send_without_last,
 )
-
-if TYPE_CHECKING:
-    import torch
 
 __all__ = ["RANDOM", "RandomParams"]
 
@@ -41,10 +38,8 @@ class RandomSLM(BaseRouter[RandomParams]):
 
     needs_logits = False
 
-    def route(self, result: StepResult) -> torch.Tensor:
-        import torch
-
-        return torch.tensor([int(result.draw(row) < params.p) for row, params in enumerate(result.params)])
+    def route(self, result: StepResult) -> list[int]:
+        return [int(result.draw(row) < params.p) for row, params in enumerate(result.params)]
 
     def send(self, req: RoutedRequest) -> PeerReq:
         return send_without_last(req)

@@ -12,8 +12,6 @@ from routers.base import Algorithm, BaseRouter, PeerReq, RoutedRequest, RouterPa
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import torch
-
 __all__ = ["SINGLE", "SingleParams"]
 
 
@@ -35,9 +33,9 @@ class SingleEntry(BaseRouter[SingleParams]):
 
     needs_logits = False
 
-    def route(self, result: StepResult) -> torch.Tensor:
+    def route(self, result: StepResult) -> list[int]:
         # seen from model 0, every model's peer number is its own number
-        return result.param("model").long()
+        return [params.model for params in result.params]
 
     def send(self, req: RoutedRequest) -> PeerReq:
         return send_without_last(req)
@@ -48,8 +46,8 @@ class SinglePeer(BaseRouter[SingleParams]):
 
     needs_logits = False
 
-    def route(self, result: StepResult) -> torch.Tensor:
-        return result.next_token_ids.new_zeros(len(result.rids))
+    def route(self, result: StepResult) -> list[int]:
+        return [0] * len(result.rids)
 
 
 SINGLE = Algorithm(

@@ -7,7 +7,8 @@
 Each request runs by itself first, then all of them together under random schedules: any model next, with any batch.
 The rules, by their names in `RuleBroken`:
 
-- route: it returns INT64 [n], from 0 = stay to the number of peers, and changes nothing but `fields`, which are JSON.
+- route: it returns INT64 [n] or n ints, from 0 = stay to the number of peers, and changes nothing but `fields`, which
+  are JSON.
 - rows: a row's destination and fields are the same in any batch, and when `route` is called again.
 - send, receive: what they return can be delivered: the right request, no gap, a prefix. They change nothing.
 - conservation: what is sent was made by the models, and nothing that was committed is taken back.
@@ -34,6 +35,7 @@ from routers.base import (
     RouterParams,
     ServedModel,
     StepResult,
+    destinations,
     model_to_peer,
     peer_to_model,
 )
@@ -243,13 +245,14 @@ class _Driver:
         router, name, first = self._routers[model], self._names[model], batch[0]
         result = self._result(model, batch)
         before = copy.deepcopy(replace(result, draw=float))
-        destinations = self._call(first, "route", model, router.route, result)
-        fits = isinstance(destinations, torch.Tensor) and destinations.dtype == torch.int64
-        problem = f"{name} returned {destinations!r}; it must be INT64 [{len(batch)}]"
-        first.check("route", fits and destinations.shape == (len(batch),), problem)
+        returned = self._call(first, "route", model, router.route, result)
+        try:
+            routed = destinations(returned, len(batch))
+        except ValueError as error:
+            raise RuleBroken("route", first.rid, first.steps, f"route of {name}: {error}") from error
         changed = [f for f in _ROUTE_READS if not _same(getattr(before, f), getattr(result, f))]
         first.check("route", not changed, f"{name} changed {', '.join(changed)}")
-        for request, to in zip(batch, destinations.tolist(), strict=True):
+        for request, to in zip(batch, routed, strict=True):
             problem = f"{name} gave destination {to}; allowed: 0 to {len(self._routers) - 1}"
             request.check("route", 0 <= to < len(self._routers), problem)
         try:
@@ -258,7 +261,7 @@ class _Driver:
             raise RuleBroken(
                 "route", first.rid, first.steps, f"{name} left fields that aren't JSON: {error}"
             ) from error
-        return before.next_token_ids.tolist(), list(zip(destinations.tolist(), fields, strict=True))
+        return list(before.token_ids), list(zip(routed, fields, strict=True))
 
     def _result(self, model: int, batch: Sequence[_Request]) -> StepResult:
         router, sequences = self._routers[model], [r.sequence for r in batch]
@@ -268,7 +271,7 @@ class _Driver:
         logits = torch.stack([self._script.row_logits(model, s) for s in sequences])
         return StepResult(
             logits_output=LogitsOutput(logits if router.needs_logits else None, hidden),
-            next_token_ids=torch.tensor([self._token(r, row) for r, row in zip(batch, logits, strict=True)]),
+            token_ids=[self._token(r, row) for r, row in zip(batch, logits, strict=True)],
             places=[len(s) for s in sequences],
             sequences=sequences,
             prompt_tokens=[len(r.origin_input_ids) for r in batch],
@@ -320,7 +323,9 @@ class _Driver:
             raise RuleBroken(rule, request.rid, request.steps, f"{self._names[model]} raised {error!r}") from error
 
 
-_ROUTE_READS = ("logits_output", "next_token_ids", "places", "sequences", "prompt_tokens", "rids", "params")
+_ROUTE_READS = (
+    "logits_output", "token_ids", "next_token_ids", "places", "sequences", "prompt_tokens", "rids", "params",
+)  # fmt: skip
 
 
 def _same(before: Any, after: Any) -> bool:

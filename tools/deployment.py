@@ -23,7 +23,7 @@ from pydantic import (
 
 from python_backends.llm.catalog import CATALOG, FAMILIES
 from python_backends.llm.engines.config import EngineConfig, LlamaCppConfig, TensorRTLLMBackendConfig, TensorRTLLMConfig
-from python_backends.token_router.config import BatchingConfig, LimitsConfig, LLMConfig, RuntimeConfig
+from python_backends.token_router.config import BatchingConfig, LimitsConfig, LLMConfig, RuntimeConfig, Transport
 from routers import RouterConfig
 from tools.building.config import BuildConfig
 from tools.config_errors import did_you_mean, explain
@@ -126,7 +126,7 @@ class Deployment(_Config):
     """The whole file. models: at least one; the first is where every request starts.
 
     tokenizer: a family of `tokenrouter models list` or a folder that transformers can load; null = token
-    ids only.
+    ids only. transport: of the steps of the models on this host, see RuntimeConfig.
     """
 
     models: list[ModelConfig] = Field(min_length=1)
@@ -136,6 +136,7 @@ class Deployment(_Config):
     limits: LimitsConfig = LimitsConfig()
     server: ServerConfig = ServerConfig()
     memory: MemoryConfig | None = None
+    transport: Transport = "socket"
     _only: tuple[str, ...] | None = PrivateAttr(None)
 
     @field_validator("models")
@@ -145,6 +146,13 @@ class Deployment(_Config):
         if twice := sorted({n for n in names if names.count(n) > 1}):
             raise ValueError(f"each model needs a name of its own; given twice: {', '.join(twice)}")
         return models
+
+    @model_validator(mode="after")
+    def _transport_is_used(self) -> Deployment:
+        ours = any(m.url is None and not isinstance(m.engine, TensorRTLLMBackendConfig) for m in self.models)
+        if "transport" in self.model_fields_set and not ours:
+            raise ValueError("transport: is of models on this host, of other engines than tensorrtllm; there is none")
+        return self
 
     @property
     def model_names(self) -> list[str]:
@@ -187,6 +195,7 @@ class Deployment(_Config):
             router=self.router,
             batching=self.batching,
             limits=self.limits,
+            transport=self.transport,
         )
 
 

@@ -8,7 +8,7 @@ import os
 import tempfile
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast, get_args
 
 import typer
 from rich.console import Console
@@ -17,28 +17,34 @@ from rich.markdown import Markdown
 from perf.hops.table import calls_of, hops_of, markdown, summary
 from perf.hops.traced import FOLDER_VARIABLE
 from perf.runtime.measure import Measured, Pair, measure
+from python_backends.token_router.config import Transport
 from python_backends.token_router.threshold.solve import solve
 from tools.deployment import Deployment
 from tools.supervisor import running_server
 
 _TRACED = "perf.hops.traced:TRACED"
+_TRANSPORTS = get_args(Transport)
 _ROOT = Path(__file__).resolve().parents[2]
 
 
-def _deployment(pair: Pair, live: list[int]) -> Deployment:
+def _deployment(pair: Pair, live: list[int], transport: Transport) -> Deployment:
     """The pair at B* for each N, its router the one that times."""
     table = {n: list(solve(pair.profile(), n).best) for n in live}
-    given = pair.deployment({"threshold": table, "max_wait_ms": 60_000.0}).model_dump(mode="json", exclude_unset=True)
+    given = pair.deployment({"threshold": table, "max_wait_ms": 60_000.0}, transport).model_dump(
+        mode="json", exclude_unset=True
+    )
     given["router"] |= {"name": _TRACED, "path": str(_ROOT)}
     return Deployment.model_validate(given)
 
 
-def _run(live: list[int], seconds: int) -> tuple[list[Any], dict[int, tuple[float, float, Measured]]]:
+def _run(
+    live: list[int], seconds: int, transport: Transport
+) -> tuple[list[Any], dict[int, tuple[float, float, Measured]]]:
     """All notes, and for each N from when to when it was measured."""
     spans = {}
     with tempfile.TemporaryDirectory() as folder:
         os.environ[FOLDER_VARIABLE] = folder
-        with running_server(_deployment(Pair(), live)) as server:
+        with running_server(_deployment(Pair(), live, transport)) as server:
             for n in live:
                 began_s = time.monotonic()
                 measured = measure(server, n, seconds)
@@ -53,19 +59,23 @@ def _run(live: list[int], seconds: int) -> tuple[list[Any], dict[int, tuple[floa
 def main(
     live: Annotated[list[int] | None, typer.Option(min=1, help="clients at once; by default 1, then 8")] = None,
     seconds: Annotated[int, typer.Option(min=1, help="of each measurement")] = 15,
+    transport: Annotated[str, typer.Option(help=f"of the steps: {' or '.join(_TRANSPORTS)}")] = _TRANSPORTS[0],
     output: Annotated[Path, typer.Option(help="the folder of the results")] = Path("perf/results"),
 ) -> None:
     """Where the time goes between the end of one model's step and the begin of the next."""
+    if transport not in _TRANSPORTS:
+        raise typer.BadParameter(f"{transport}: there are {' and '.join(_TRANSPORTS)}", param_hint="--transport")
     console = Console()
-    notes, spans = _run(live or [1, 8], seconds)
+    notes, spans = _run(live or [1, 8], seconds, cast(Transport, transport))
     found = {n: summary(hops_of(calls_of(notes, begin, end))) for n, (begin, end, _) in spans.items()}
-    page = markdown(found)
+    page = markdown(found, transport)
     console.print(Markdown(page))
     rates = {n: measured.tokens_per_s for n, (_, _, measured) in spans.items()}
     output.mkdir(parents=True, exist_ok=True)
-    (output / "hops.json").write_text(json.dumps({"tokens_per_s": rates, "hops": found}, indent=1) + "\n")
-    (output / "hops.md").write_text(page)
-    console.print(f"wrote {output / 'hops.json'} and hops.md; {rates} tokens/s while timed")
+    stem = "hops" if transport == _TRANSPORTS[0] else f"hops-{transport}"
+    (output / f"{stem}.json").write_text(json.dumps({"tokens_per_s": rates, "hops": found}, indent=1) + "\n")
+    (output / f"{stem}.md").write_text(page)
+    console.print(f"wrote {output / stem}.json and .md; {rates} tokens/s while timed")
 
 
 if __name__ == "__main__":

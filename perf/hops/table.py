@@ -17,14 +17,13 @@ _BACK = {
     "ends": "",
     "routed": "sample and route",
     "left": "answer encoded",
-    "received": "BLS, back",
+    "received": "on its way back",
     "answered": "to the event loop",
 }
 _THERE = {
     "launched": "act on it, launch",
-    "taken": "to the LLM's thread",
     "sent": "request encoded",
-    "entered": "BLS, there",
+    "entered": "on its way there",
     "begins": "decoded, to the engine",
 }
 LEGS = (*list(_BACK.values())[1:], *_THERE.values())
@@ -142,13 +141,14 @@ def _of(leg: str, hops: Sequence[Hop]) -> list[float]:
     return [hop.legs[leg] for hop in hops if leg in hop.legs]
 
 
-def markdown(summaries: Mapping[int, Mapping[str, Mapping[str, Any]]]) -> str:
-    """A table for each N: a column for each kind of way, a row for each leg."""
+def markdown(summaries: Mapping[int, Mapping[str, Mapping[str, Any]]], transport: str) -> str:
+    """transport: of the steps. A table for each N: a column for each kind of way, a row for each leg."""
     lines = [
         "# Between two steps",
         "",
         "Where the time goes from the end of an engine's step to the begin of the next one that waited for it, ms. Legs"
-        " are medians, so they don't add up exactly. A call sent ahead is at the LLM before the present one ends.",
+        " are medians, so they don't add up exactly. A call sent ahead is at the LLM before the present one ends."
+        f" Steps by {transport}.",
         "",
     ]
     for live, kinds in summaries.items():

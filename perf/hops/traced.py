@@ -65,16 +65,20 @@ def _wrap_method(owner: type, name: str, around: Callable[..., Any]) -> None:
 
 def install_router(model_class: type) -> Stopwatch:
     """In token_router's process. model_class: what Triton's stub drives."""
-    from python_backends.token_router import llm_client
+    from python_backends.token_router import llm_client, local_llm
 
     watch = Stopwatch()
+
+    under_way: dict[Any, tuple[str, int]] = {}
 
     def step(old: Any, self: Any, request: Any) -> Any:
         watch.begin(self.name, request.number)
         watch.note("launched", {"steps": [s.session for s in request.steps], "opens": len(request.opens)})
         answer = old(self, request)
+        under_way[answer] = self.name, request.number
 
         def answered(future: Any) -> None:
+            del under_way[future]
             if future.cancelled() or future.exception() is not None:
                 return
             sessions = [*(s.session for s in request.steps), *request.follows]
@@ -87,12 +91,17 @@ def install_router(model_class: type) -> Stopwatch:
 
     def exchange(old: Any, self: Any, request: Any) -> Any:
         watch.begin(self.name, request.number)
-        watch.note("taken")
         return old(self, request)
+
+    def heard(old: Any, self: Any, future: Any, message: Any, kind: Any) -> None:
+        if future in under_way:
+            watch.begin(*under_way[future])
+        old(self, future, message, kind)
 
     def encode(old: Any, request: Any) -> Any:
         wire = old(request)
-        watch.note("sent")
+        if not request.hello:
+            watch.note("sent")
         return wire
 
     def decode(old: Any, wire: Any) -> Any:
@@ -101,8 +110,10 @@ def install_router(model_class: type) -> Stopwatch:
 
     _wrap_method(llm_client.ThreadedLLMClient, "step", step)
     _wrap_method(llm_client.ThreadedLLMClient, "_exchange", exchange)
-    _wrap(llm_client, "encode_request", encode)
-    _wrap(llm_client, "decode_response", decode)
+    _wrap_method(local_llm._StepStream, "_answered", heard)
+    for module in (llm_client, local_llm):
+        _wrap(module, "encode_request", encode)
+        _wrap(module, "decode_response", decode)
     _write_at_the_end(model_class, lambda _: watch.write("token_router"))
     return watch
 
@@ -113,13 +124,13 @@ def install_llm(model_class: type) -> Stopwatch:
     from python_backends.llm.runner import LLMRunner
 
     watch = Stopwatch()
-    entered = [0.0]
+    entered = [0.0]  # only one call at a time
 
-    def execute(old: Any, self: Any, requests: Any) -> Any:
+    def answer(old: Any, self: Any, wire: Any) -> Any:
         entered[0] = time.monotonic()
-        responses = old(self, requests)
+        answer = old(self, wire)
         watch.note("left")
-        return responses
+        return answer
 
     def run(old: Any, self: Any, request: Any) -> Any:
         watch.begin(self._facts.name, request.number)
@@ -134,7 +145,7 @@ def install_llm(model_class: type) -> Stopwatch:
         watch.note("ends")
         return output
 
-    _wrap_method(model_class, "execute", execute)
+    _wrap_method(model_class, "_answer", answer)
     _wrap_method(LLMRunner, "execute", run)
     _wrap_method(PacedEngine, "step", step)
     _write_at_the_end(model_class, lambda self: watch.write(self._runner._facts.name))

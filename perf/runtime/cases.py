@@ -8,7 +8,7 @@ difference is surer than either of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
@@ -16,7 +16,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from perf.runtime.measure import Measured, Pair, measure, paced_server
+from python_backends.token_router.config import Transport
 from python_backends.token_router.threshold.solve import evaluate, feasible_thresholds, solve
+from tools.supervisor import RunningServer
 
 __all__ = ["BEST", "MOVING_P", "Row", "ablation", "constants", "many", "moving", "newer", "shares"]
 
@@ -30,6 +32,8 @@ _ROUND_S = 10
 _STARTING_AT_ONCE = 2
 _NO_CAP = {"max_wait_ms": 60_000.0}  # the Markov model has none
 _COLD = {"send_ahead": False}
+_BY_BLS = "B*, steps by BLS"
+_BY_BLS_N = (1, 8)
 
 # a Qwen3-32B and a 0.6B prefill on two A100s and one, at about half of their peak: 2 FLOP per weight and token
 _PREFILL = Pair(slm_token_ms=0.01, llm_token_ms=0.2)
@@ -80,14 +84,20 @@ def _compare(
     runs: list[tuple[int, str]],
     seconds: int,
     told: Told,
+    by_bls: Collection[str] = (),
     **load: Any,
 ) -> dict[tuple[int, str], Measured]:
-    """Servers for all settings at once; then the runs (N, setting) in their order, for each N in rounds."""
+    """Servers for all settings (of batching) at once; then the runs (N, setting) in their order, for each N in rounds.
+    by_bls: the settings whose steps go by BLS."""
     with ExitStack() as stack:
+
+        def start(name: str) -> RunningServer:
+            transport: Transport = "bls" if name in by_bls else "socket"
+            return stack.enter_context(paced_server(pair, settings[name], transport))
+
         told(f"starting {len(settings)} servers")
         with ThreadPoolExecutor(_STARTING_AT_ONCE) as pool:
-            started = pool.map(lambda batching: stack.enter_context(paced_server(pair, batching)), settings.values())
-            servers = dict(zip(settings, started, strict=True))
+            servers = dict(zip(settings, pool.map(start, settings), strict=True))
         done: dict[tuple[int, str], list[Measured]] = {run: [] for run in runs}
         rounds = 1 if "p" in load else max(1, seconds // _ROUND_S)
         for live in dict.fromkeys(n for n, _ in runs):
@@ -136,12 +146,12 @@ def _around(pair: Pair, best: Mapping[int, Best]) -> dict[str, dict[int, list[in
 
 
 def shares(seconds: int, told: Told) -> list[Row]:
-    """The share of T(B*) for each N, the Bs around B*, and what foresight does for it."""
+    """The share of T(B*) for each N, the Bs around B*, and what foresight and the socket do for it."""
     pair = Pair()
     best = {n: Best.of(pair, n) for n in PAPER_N}
     tables = _around(pair, best)
     settings: dict[str, dict[str, Any]] = {name: {"threshold": table, **_NO_CAP} for name, table in tables.items()}
-    ways = {"B*, nothing sent ahead": _COLD, "B*, hold": {"hold": True}}
+    ways: dict[str, dict[str, Any]] = {"B*, nothing sent ahead": _COLD, "B*, hold": {"hold": True}, _BY_BLS: {}}
     for name, way in ways.items():
         settings[name] = {**settings[BEST], **way}
         tables[name] = tables[BEST]
@@ -149,11 +159,12 @@ def shares(seconds: int, told: Told) -> list[Row]:
     for n in PAPER_N:
         seen: list[list[int]] = []
         for name, table in tables.items():
-            apart = name in ways and n > 2  # with one or two at once the ways differ by less than the noise
+            # with one or two at once, most ways differ by less than the noise
+            apart = n in _BY_BLS_N if name == _BY_BLS else name in ways and n > 2
             if n in table and (apart or table[n] not in seen):
                 seen.append(table[n])
                 runs.append((n, name))
-    done = _compare(pair, settings, runs, seconds, told)
+    done = _compare(pair, settings, runs, seconds, told, by_bls=[_BY_BLS])
     return [
         Row(
             name=name,

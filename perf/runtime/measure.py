@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from perf.runtime.clients import ClientResult, ClientSpec, PhaseSpec
+from python_backends.token_router.config import Transport
 from python_backends.token_router.step_clock import overhead_ms
 from python_backends.token_router.threshold.forms import r2r
 from python_backends.token_router.threshold.profile import Profile, StepLatency
@@ -44,7 +45,7 @@ class Pair(BaseModel):
         latency = [StepLatency.constant(self.slm_ms), StepLatency.constant(self.llm_ms)]
         return Profile(models=["slm", "llm"], p=form.p, c=form.c, latency=latency)
 
-    def deployment(self, batching: Mapping[str, Any]) -> Deployment:
+    def deployment(self, batching: Mapping[str, Any], transport: Transport = "socket") -> Deployment:
         """The pair served on free ports."""
         times = (("slm", self.slm_ms, self.slm_token_ms), ("llm", self.llm_ms, self.llm_token_ms))
         return Deployment.model_validate(
@@ -59,6 +60,7 @@ class Pair(BaseModel):
                 "router": {"name": "random", "params": {"p": self.p}},
                 "batching": dict(batching),
                 "limits": {"max_live": MAX_LIVE},
+                "transport": transport,
                 "server": {"http_port": 0, "grpc_port": 0, "metrics_port": 0},
             }
         )
@@ -114,9 +116,9 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 @contextmanager
-def paced_server(pair: Pair, batching: Mapping[str, Any]) -> Iterator[RunningServer]:
+def paced_server(pair: Pair, batching: Mapping[str, Any], transport: Transport) -> Iterator[RunningServer]:
     """The pair under these batching settings, serving until the block ends."""
-    with running_server(pair.deployment(batching)) as server:
+    with running_server(pair.deployment(batching, transport)) as server:
         yield server
 
 

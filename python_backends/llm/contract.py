@@ -163,6 +163,7 @@ class LLMFacts:
     vocab_size: token ids are 0 to vocab_size - 1. eos_token_ids: those that end a request.
     samples: whether the engine honours `SamplingParams`. `paced` and a stock model with return_logits: false don't:
         they take greedy requests only.
+    socket: the name of the Unix socket on its host that takes steps too (`step_socket.py`); None = only calls do.
     """
 
     name: str
@@ -176,6 +177,7 @@ class LLMFacts:
     samples: bool
     kv_tokens: int
     kv_block: int = 1
+    socket: str | None = None
 
 
 @dataclass(frozen=True)

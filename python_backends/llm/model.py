@@ -8,13 +8,14 @@ of EngineConfig and RouterConfig; `models`, JSON list of all models' names in or
 from __future__ import annotations
 
 import json
+import threading
+from dataclasses import replace
 from typing import Any
 
 import torch
 import triton_python_backend_utils as pb
 from pydantic import ValidationError
 
-from python_backends.llm.contract import StepRequest
 from python_backends.llm.engines import (
     Engine,
     EngineConfig,
@@ -25,7 +26,8 @@ from python_backends.llm.engines import (
     parse_engine_config,
 )
 from python_backends.llm.runner import LLMRunner
-from python_backends.llm.wire import REQUEST_TENSOR, RESPONSE_TENSOR, decode_request, encode_response
+from python_backends.llm.step_socket import StepSocket
+from python_backends.llm.wire import REQUEST_TENSOR, RESPONSE_TENSOR, Wire, decode_request, encode_response
 from python_backends.stub import exit_with_parent
 from routers import RouterConfig
 from routers.registry import describe
@@ -34,7 +36,7 @@ __all__ = ["TritonPythonModel"]
 
 
 class TritonPythonModel:
-    """What Triton's Python stub drives: initialize, execute for every call, finalize."""
+    """What Triton's Python stub drives: initialize, execute for every call, finalize. Steps come by a socket too."""
 
     def initialize(self, args: dict[str, str]) -> None:
         """Load the weights. Raises TritonModelException with one line that says what is wrong."""
@@ -43,7 +45,9 @@ class TritonPythonModel:
         parameters = {name: value["string_value"] for name, value in config["parameters"].items()}
         try:
             self._runner, self._engine = _build(config["name"], parameters)
-        except (ValueError, EngineError) as error:
+            self._one_at_a_time = threading.Lock()
+            self._socket = StepSocket(self._answer)
+        except (ValueError, EngineError, OSError) as error:
             raise pb.TritonModelException(f"{config['name']}: {error}") from error
 
     def execute(self, requests: list[Any]) -> list[Any]:
@@ -52,15 +56,25 @@ class TritonPythonModel:
 
     def _respond(self, request: Any) -> Any:
         try:
-            answer = encode_response(self._runner.execute(_read(request)))
+            answer = self._answer(_tensor(request))
         except ValueError as error:
             return _refusal(error, pb.TritonError.INVALID_ARG)
         except Exception as error:  # the stub would live, but answer with a traceback
             return _refusal(error, pb.TritonError.INTERNAL)
         return pb.InferenceResponse([pb.Tensor(RESPONSE_TENSOR, answer)])
 
+    def _answer(self, wire: Wire) -> Wire:
+        """Of a call, whichever way it came. Raises ValueError when it contradicts itself."""
+        request = decode_request(wire)
+        with self._one_at_a_time:
+            response = self._runner.execute(request)
+        if response.facts is not None:
+            response = replace(response, facts=replace(response.facts, socket=self._socket.name))
+        return encode_response(response)
+
     def finalize(self) -> None:
         """Give the weights' memory back."""
+        self._socket.close()
         self._engine.close()
 
 
@@ -89,9 +103,9 @@ def _torch_threads(config: EngineConfig) -> int:
     return config.threads if isinstance(config, LlamaCppConfig) and not config.deterministic else 1
 
 
-def _read(request: Any) -> StepRequest:
-    """Raises ValueError when the input contradicts itself."""
-    return decode_request(pb.get_input_tensor_by_name(request, REQUEST_TENSOR).as_numpy())
+def _tensor(request: Any) -> Wire:
+    wire: Wire = pb.get_input_tensor_by_name(request, REQUEST_TENSOR).as_numpy()
+    return wire
 
 
 def _refusal(error: Exception, code: int) -> Any:

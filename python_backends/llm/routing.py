@@ -7,9 +7,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import torch
-
 from routers import BaseRouter, LogitsOutput, StepResult
+from routers.base import destinations
 
 __all__ = ["route_rows"]
 
@@ -25,31 +24,26 @@ def route_rows(router: BaseRouter[Any], step: StepResult, model_count: int) -> t
         if len(step.rids) == 1:
             step.fields[0] = {}
             return [0], {0: f"route of {type(router).__name__} failed: {type(error).__name__}: {error}"}
-    destinations: list[int] = []
+    routed: list[int] = []
     errors: dict[int, str] = {}
     for r in range(len(step.rids)):
         row = _row(step, r)
         (destination,), failed = route_rows(router, row, model_count)
-        destinations.append(destination)
+        routed.append(destination)
         step.fields[r] = row.fields[0]
         if failed:
             errors[r] = failed[0]
-    return destinations, errors
+    return routed, errors
 
 
 def _checked_route(router: BaseRouter[Any], step: StepResult, model_count: int) -> list[int]:
     """What `route` returned. Raises ValueError or TypeError when it isn't what the interface says."""
-    result = router.route(step)
-    rows = len(step.rids)
-    if not isinstance(result, torch.Tensor) or result.dtype != torch.int64 or result.shape != (rows,):
-        what = f"{result.dtype} {list(result.shape)}" if isinstance(result, torch.Tensor) else type(result).__name__
-        raise ValueError(f"it must return INT64 [{rows}], it returned {what}")
-    destinations: list[int] = result.tolist()
-    if min(destinations) < 0 or max(destinations) >= model_count:
-        raise ValueError(f"destinations must be 0 to {model_count - 1}, it returned {destinations}")
+    routed = destinations(router.route(step), len(step.rids))
+    if min(routed) < 0 or max(routed) >= model_count:
+        raise ValueError(f"destinations must be 0 to {model_count - 1}, it returned {routed}")
     if any(step.fields):
         json.dumps(step.fields)  # they will travel as JSON: better that this row fails than the whole response
-    return destinations
+    return routed
 
 
 def _row(step: StepResult, r: int) -> StepResult:
@@ -58,7 +52,7 @@ def _row(step: StepResult, r: int) -> StepResult:
     one = slice(r, r + 1)
     return StepResult(
         logits_output=LogitsOutput(None if logits is None else logits[one], None if hidden is None else hidden[one]),
-        next_token_ids=step.next_token_ids[one],
+        token_ids=step.token_ids[one],
         places=step.places[one],
         sequences=step.sequences[one],
         prompt_tokens=step.prompt_tokens[one],

@@ -112,6 +112,7 @@ class LLMRunner:
         self._routing_stream = routing_stream(index)
         self._eos = frozenset(self._capacity.eos_token_ids)
         self._sessions: dict[int, _Session] = {}
+        self._kv_tokens = 0  # of all of them
         self._stayed: dict[int, int] = {}  # of the last call: the sessions that go on, and the token of each
         self._last_number = 0
         self._freed_early: set[int] = set()  # by a call that overtook the one before it, which may open them
@@ -174,7 +175,7 @@ class LLMRunner:
             engine_ms=call.engine_s * 1000,
             steps=call.steps,
             sessions=len(self._sessions),
-            kv_tokens=sum(len(s.tokens) for s in self._sessions.values()),
+            kv_tokens=self._kv_tokens,
         )
         return StepResponse([p.result() for p in progress.values()], stats, self._facts if request.hello else None)
 
@@ -182,7 +183,8 @@ class LLMRunner:
         if sessions:
             self._engine.free(sessions)
             for session in sessions:
-                self._sessions.pop(session, None)
+                if (held := self._sessions.pop(session, None)) is not None:
+                    self._kv_tokens -= len(held.tokens)
 
     def _open(self, opened: SessionOpen, progress: dict[int, _Progress]) -> None:
         """Make a session, or note in its progress why not."""
@@ -218,7 +220,9 @@ class LLMRunner:
         """The step's tokens into the sessions' sequences; what stood there from `start` on is dropped."""
         for step in batch:
             tokens = self._sessions[step.session].tokens
+            self._kv_tokens -= len(tokens)
             tokens[step.start :] = step.token_ids
+            self._kv_tokens += len(tokens)
 
     def _forward(self, batch: Sequence[SessionStep], progress: dict[int, _Progress], call: _CallClock) -> EngineOutput:
         began_s = time.perf_counter()
@@ -284,13 +288,12 @@ class LLMRunner:
         step = self._step_result(output, sampled, good)
         destinations, errors = route_rows(self._router, step, self._model_count)
         goes_on = len(good) == len(batch)
-        tokens = step.next_token_ids.tolist()
-        for i, session in enumerate(step.rids):
+        for i, (session, token) in enumerate(zip(step.rids, step.token_ids, strict=True)):
             mine = progress[session]
-            mine.token_ids.append(tokens[i])
+            mine.token_ids.append(token)
             mine.logprobs.append(sampled.logprobs[good[i]])
             mine.destination, mine.fields, mine.error = destinations[i], step.fields[i], errors.get(i)
-            goes_on &= mine.error is None and not self._ends(session, tokens[i])
+            goes_on &= mine.error is None and not self._ends(session, token)
         return goes_on
 
     def _ends(self, session: int, token: int) -> bool:
@@ -301,8 +304,7 @@ class LLMRunner:
 
     def _sample(self, output: EngineOutput) -> Sampled:
         if output.logits is None:
-            token_ids = torch.tensor(output.next_token_ids or (), dtype=torch.int64)
-            return Sampled(token_ids, [0.0] * len(output.sessions), {})
+            return Sampled(list(output.next_token_ids or ()), [0.0] * len(output.sessions), {})
         held = [self._sessions[s] for s in output.sessions]
         return sample(output.logits, [SamplingRow(h.opened.sampling, h.tokens, h.opened.prompt_tokens) for h in held])
 
@@ -313,12 +315,12 @@ class LLMRunner:
         places = [len(h.tokens) for h in held]
         logits, hidden, token_ids = output.logits, output.hidden_states, sampled.token_ids
         if len(rows) < len(output.sessions):
-            token_ids = token_ids[rows]
+            token_ids = [token_ids[r] for r in rows]
             logits = None if logits is None else logits[rows]
             hidden = None if hidden is None else hidden[rows]
         return StepResult(
             logits_output=LogitsOutput(logits, hidden),
-            next_token_ids=token_ids,
+            token_ids=token_ids,
             places=places,
             sequences=[h.tokens for h in held],
             prompt_tokens=[h.opened.prompt_tokens for h in held],

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -37,12 +36,11 @@ class SamplingRow(NamedTuple):
     prompt_tokens: int
 
 
-@dataclass(frozen=True)
-class Sampled:
-    """token_ids: INT64 [n]. logprobs: n, of each under the raw logits. errors: row -> why it has no token
-    (then its token and its log-probability mean nothing)."""
+class Sampled(NamedTuple):
+    """token_ids: n. logprobs: n, of each under the raw logits. errors: row -> why it has no token (then its token
+    and its log-probability mean nothing)."""
 
-    token_ids: torch.Tensor
+    token_ids: list[int]
     logprobs: list[float]
     errors: dict[int, str]
 
@@ -80,7 +78,7 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> Sampled:
             except ValueError as error:
                 errors[r] = str(error)
     logprobs = logits.gather(-1, token_ids[:, None]).squeeze(-1) - totals
-    return Sampled(token_ids, logprobs.tolist(), errors)
+    return Sampled(token_ids.tolist(), logprobs.tolist(), errors)
 
 
 def _sample_row(raw: torch.Tensor, row: SamplingRow) -> int:

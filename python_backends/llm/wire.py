@@ -111,7 +111,7 @@ def decode_request(wire: Wire) -> StepRequest:
         at += count
     if at != at_text:
         raise ValueError(f"tokens: there are {tokens}; the sessions count {at - at_tokens}")
-    control = _json(wire[at_text:], text)
+    control = _json(wire, at_text, text)
     opens = [SessionOpen(**{**o, "sampling": SamplingParams(**o["sampling"])}) for o in control.get("opens", ())]
     return StepRequest(
         steps,
@@ -159,7 +159,7 @@ def decode_response(wire: Wire) -> StepResponse:
     _check_length(values, at_text, n, tokens, text)
     floats = struct.unpack_from(f"={tokens}f{_STATS}", wire.data, 4 * at_logprobs)
     logprobs, (compute_ms, engine_ms, *counts) = list(floats[:tokens]), floats[tokens:]
-    notes = _json(wire[at_text:], text)
+    notes = _json(wire, at_text, text)
     errors, fields, facts = notes.get("errors", {}), notes.get("fields", {}), notes.get("facts")
     results, at = [], 0
     for i in range(n):
@@ -194,8 +194,9 @@ def _packed(layout: str, numbers: Sequence[float], text: bytes) -> Wire:
     return np.frombuffer(bytearray(struct.pack(f"={layout}{padded}s", *numbers, text)), dtype=np.int32)
 
 
-def _json(padded: Wire, size: int) -> dict[str, Any]:
-    value: dict[str, Any] = json.loads(padded.tobytes()[:size]) if size else {}
+def _json(wire: Wire, at: int, size: int) -> dict[str, Any]:
+    """The object whose text of `size` bytes begins at value `at`; empty = there is no text."""
+    value: dict[str, Any] = json.loads(wire[at:].tobytes()[:size]) if size else {}
     return value
 
 

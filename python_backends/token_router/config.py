@@ -3,14 +3,18 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from python_backends.llm.engines.config import TensorRTLLMBackendConfig
 from routers import RouterConfig
 
-__all__ = ["BatchingConfig", "LLMConfig", "LimitsConfig", "RuntimeConfig"]
+__all__ = ["BatchingConfig", "LLMConfig", "LimitsConfig", "RuntimeConfig", "Transport"]
+
+# How a step travels between token_router and an LLM on its host: socket = past Triton, by a Unix socket between the two
+# processes (docs/decisions/0016); bls = as a BLS call, which Triton's own metrics count.
+Transport: TypeAlias = Literal["socket", "bls"]
 
 
 class _Config(BaseModel):
@@ -104,6 +108,7 @@ class RuntimeConfig(_Config):
 
     models: the LLMs to call, the entry first. tokenizer: a name of `tokenrouter models list`
         or a folder that transformers can load; None = token ids only.
+    transport: of the steps of the backend `llm`'s models on this host.
     """
 
     models: list[LLMConfig] = Field(min_length=1)
@@ -111,6 +116,7 @@ class RuntimeConfig(_Config):
     router: RouterConfig = RouterConfig()
     batching: BatchingConfig = BatchingConfig()
     limits: LimitsConfig = LimitsConfig()
+    transport: Transport = "socket"
 
     @property
     def model_names(self) -> list[str]:

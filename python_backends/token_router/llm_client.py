@@ -8,7 +8,7 @@ import queue
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from python_backends.llm.contract import LLMFacts, StepRequest, StepResponse
 from python_backends.llm.wire import Wire, decode_response, encode_request
@@ -26,9 +26,12 @@ class LLMClient(ABC):
     """One LLM, as the decoding loop sees it. Only steps overlap, two at most: the LLM makes them in order.
 
     on_death: called with the reason when the LLM is lost while nothing is awaited (decoding loop).
+    lead_s: so long before the answer of the present step is expected the next one has to be sent, to be there in time:
+        that answer's way here, and the next one's way there.
     """
 
     name: str
+    lead_s: ClassVar[float] = 0.0028  # through Triton
     on_death: Callable[[str], None]
 
     @property
@@ -118,7 +121,7 @@ class ThreadedLLMClient(LLMClient):
         return response.facts
 
     def step(self, request: StepRequest) -> asyncio.Future[StepResponse]:
-        step = self._in_thread(lambda: self._exchange(request), self._failed)
+        step = self._send(request)
         self._steps[step] = self._step_timeout_s * request.max_steps + self.round_trip_s
         step.add_done_callback(self._step_over)
         if len(self._steps) == 1:
@@ -155,6 +158,9 @@ class ThreadedLLMClient(LLMClient):
         self._lifeline.detach()
         for _ in range(_CALLS_AT_ONCE):
             self._jobs.put(None)
+
+    def _send(self, request: StepRequest) -> asyncio.Future[StepResponse]:
+        return self._in_thread(lambda: self._exchange(request), self._failed)
 
     def _exchange(self, request: StepRequest) -> StepResponse:
         return decode_response(self._call(encode_request(request)))

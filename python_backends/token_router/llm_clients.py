@@ -12,6 +12,7 @@ from python_backends.llm.wire import REQUEST_TENSOR, RESPONSE_TENSOR, Wire
 from python_backends.token_router.config import RuntimeConfig
 from python_backends.token_router.lifeline import ProcessLifeline
 from python_backends.token_router.llm_client import LLMClient, ThreadedLLMClient
+from python_backends.token_router.local_llm import LocalLLMClient
 from python_backends.token_router.remote_llm import remote_llm_client
 from python_backends.token_router.stock_client import StockLLMClient
 from python_backends.token_router.stock_engine import Infer, Tensors
@@ -27,7 +28,8 @@ def llm_client(index: int, config: RuntimeConfig) -> LLMClient:
         return remote_llm_client(index, config)
     if llm.engine is not None:
         return StockLLMClient(index, config, llm.engine, _bls_infer(name), _reloader(name))
-    return ThreadedLLMClient(name, _bls_call(name), _reloader(name), limits.step_timeout_s, ProcessLifeline())
+    client = LocalLLMClient if config.transport == "socket" else ThreadedLLMClient
+    return client(name, _bls_call(name), _reloader(name), limits.step_timeout_s, ProcessLifeline())
 
 
 def _bls_call(name: str) -> Callable[[Wire], Wire]:

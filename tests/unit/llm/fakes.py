@@ -80,11 +80,11 @@ class FakeRouter(BaseRouter[FakeParams]):
         super().__init__(*args)
         self.seen: list[StepResult] = []
 
-    def route(self, result: StepResult) -> torch.Tensor:
+    def route(self, result: StepResult) -> torch.Tensor | list[int]:
         self.seen.append(result)
-        for fields, token in zip(result.fields, result.next_token_ids.tolist(), strict=True):
+        for fields, token in zip(result.fields, result.token_ids, strict=True):
             fields["token"] = token
         if self.override is not None:
-            answer: torch.Tensor = self.override(result)
+            answer: torch.Tensor | list[int] = self.override(result)
             return answer
         return (result.next_token_ids == result.param("leave_at")).long()

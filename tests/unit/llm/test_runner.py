@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 from python_backends.llm.contract import SamplingParams, SessionOpen, SessionResult, SessionStep, StepRequest
 from python_backends.llm.engines.config import PacedConfig
@@ -59,8 +60,8 @@ def test_what_route_is_given() -> None:
     seed = SamplingParams(seed=77)
     rig.call(SessionStep(5, 0, [0, 3]), opens={5: {"sampling": seed, "router_params": {"leave_at": 4}}})
     (seen,) = rig.router.seen
-    assert (list(seen.rids), list(seen.places), seen.next_token_ids.tolist()) == ([5], [2], [4])
-    assert seen.next_token_ids.dtype == torch.int64
+    assert (list(seen.rids), list(seen.places), list(seen.token_ids)) == ([5], [2], [4])
+    assert (seen.next_token_ids.tolist(), seen.next_token_ids.dtype) == ([4], torch.int64)
     assert seen.draw(0) == uniform(77, 2, routing_stream(0))
     assert seen.params[0].leave_at == 4
     assert seen.logits.shape == (1, 16)
@@ -146,7 +147,7 @@ def test_logits_that_are_not_finite_fail_their_row() -> None:
 
 def raises_for(token: int) -> Callable[[StepResult], torch.Tensor]:
     def route(result: StepResult) -> torch.Tensor:
-        if token in result.next_token_ids.tolist():
+        if token in result.token_ids:
             raise RuntimeError("my router broke")
         return torch.ones(len(result.rids), dtype=torch.int64)
 
@@ -155,7 +156,7 @@ def raises_for(token: int) -> Callable[[StepResult], torch.Tensor]:
 
 def field_for(token: int) -> Callable[[StepResult], torch.Tensor]:
     def route(result: StepResult) -> torch.Tensor:
-        for fields, mine in zip(result.fields, result.next_token_ids.tolist(), strict=True):
+        for fields, mine in zip(result.fields, result.token_ids, strict=True):
             fields["value"] = torch.zeros(1) if mine == token else 1
         return torch.ones(len(result.rids), dtype=torch.int64)
 
@@ -169,6 +170,10 @@ def field_for(token: int) -> Callable[[StepResult], torch.Tensor]:
         (field_for(6), "not JSON serializable"),
         (lambda r: torch.where(r.next_token_ids == 6, 2, 1), "0 to 1, it returned"),
         (lambda r: torch.where(r.next_token_ids == 6, -1, 1), "0 to 1, it returned"),
+        (lambda r: [2 if token == 6 else 1 for token in r.token_ids], "0 to 1, it returned [2]"),
+        (lambda r: [-1 if token == 6 else 1 for token in r.token_ids], "0 to 1, it returned [-1]"),
+        (lambda r: [True if token == 6 else 1 for token in r.token_ids], "it returned a list with bool"),
+        (lambda r: [1 for token in r.token_ids if token != 6], "it returned a list of 0"),
     ],
 )
 def test_a_row_that_route_fails_for_fails_alone(override: Callable[[StepResult], Any], message: str) -> None:
@@ -183,11 +188,34 @@ def test_a_row_that_route_fails_for_fails_alone(override: Callable[[StepResult],
     assert message in str(results[1].error) and "FakeRouter" in str(results[1].error)
 
 
-@pytest.mark.parametrize("rubbish", [None, 1, torch.zeros(1), torch.zeros(2, 2, dtype=torch.int64)], ids=repr)
-def test_rubbish_from_route_is_an_error(rubbish: object) -> None:
+def test_a_router_may_return_a_list() -> None:
+    rig = Rig()
+    rig.router.override = lambda result: [int(token == 6) for token in result.token_ids]
+    results = rig.call(SessionStep(1, 0, [0, 1]), SessionStep(2, 0, [0, 5]), opens={1: {}, 2: {}})
+    assert [r.destination for r in results] == [0, 1]
+    assert [(r.token_ids, r.error) for r in results] == [([2], None), ([6], None)]
+
+
+@pytest.mark.parametrize(
+    ("rubbish", "told"),
+    [
+        (None, "NoneType"),
+        (1, "int"),
+        ((0,), "tuple"),
+        (torch.zeros(1), "torch.float32 [1]"),
+        (torch.zeros(2, 2, dtype=torch.int64), "torch.int64 [2, 2]"),
+        ([], "a list of 0"),
+        ([0, 0, 0], "a list of 3"),
+        ([False], "a list with bool"),
+        ([1.0, None, 0], "a list with NoneType and float"),
+        ([torch.zeros((), dtype=torch.int64)], "a list with Tensor"),
+    ],
+)
+def test_rubbish_from_route_is_an_error(rubbish: object, told: str) -> None:
     rig = Rig()
     rig.router.override = lambda _: rubbish
-    assert ["it must return INT64 [1]" in str(r.error) for r in rig.start(1, 2)] == [True, True]
+    message = f"it must return INT64 [1] or a list of as many ints, it returned {told}"
+    assert [str(r.error).endswith(message) for r in rig.start(1, 2)] == [True, True]
 
 
 def test_unknown_sessions_and_failed_opens() -> None:
@@ -207,8 +235,9 @@ def test_free_comes_first_and_hello_frees_everything() -> None:
     rig.start(1, 2)
     (result,) = rig.call(SessionStep(3, 0, [0, 1]), opens={3: {}}, free=[1, 44])
     assert result.token_ids == [2] and rig.engine.freed == [1, 44]
+    assert rig.runner.execute(StepRequest(free=[2, 44])).stats.kv_tokens == 2
     response = rig.runner.execute(StepRequest(hello=True))
-    assert sorted(rig.engine.freed) == [1, 2, 3, 44]
+    assert rig.engine.freed == [1, 44, 2, 44, 3]
     assert response.stats.sessions == response.stats.kv_tokens == 0
     assert response.facts is not None
     assert (response.facts.name, response.facts.engine, response.facts.eos_token_ids) == ("slm", "fake", (EOS,))
@@ -232,6 +261,34 @@ def test_a_paced_engine_writes_its_function() -> None:
     hot = SessionOpen(2, 1, 9, SamplingParams(temperature=1.0))
     (refused,) = runner.execute(StepRequest([SessionStep(2, 0, [1])], [hot])).results
     assert "greedy requests only" in str(refused.error)
+
+
+class NoTorch(TorchFunctionMode):
+    """While it is entered, every call of torch fails."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise RuntimeError(f"torch was called: {func}")
+
+
+@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize(
+    ("router", "params"),
+    [
+        ("random", {"p": 0.5}),
+        ("single", {"model": 1}),
+        ("markov", {"p": [[0.5, 0.5], [0.5, 0.5]], "c": [[1, 0], [1, 1]]}),
+    ],
+)
+def test_without_logits_a_step_calls_no_torch(router: str, params: dict[str, Any], index: int) -> None:
+    """A tensor of one number costs more than the rest of such a step."""
+    engine = PacedEngine(PacedConfig(type="paced", step_ms=0), "slm")
+    config = RouterConfig(name=router, params=params)
+    runner = LLMRunner("slm", index, engine, config.router(index, ("slm", "llm")), config)
+    steps = [SessionStep(session, 0, [4, session]) for session in range(9)]
+    with NoTorch():
+        response = runner.execute(StepRequest(steps, [SessionOpen(s.session, 2, 100) for s in steps]))
+    assert [r.error for r in response.results] == [None] * 9
+    assert [r.token_ids for r in response.results] == [[next_token("slm", s.token_ids, 1000, 0)] for s in steps]
 
 
 def test_a_router_that_needs_what_the_engine_lacks_is_refused() -> None:

@@ -21,7 +21,7 @@ from python_backends.llm.contract import SamplingParams, SessionOpen, SessionRes
 from python_backends.llm.engines import EngineError, build_engine, parse_engine_config
 from python_backends.llm.engines.tensorrt_llm.engine import TensorRTLLMEngine
 from python_backends.llm.runner import LLMRunner, check_compatible
-from routers import Algorithm, RouterConfig, StepResult
+from routers import Algorithm, LogitsOutput, RouterConfig, StepResult
 from routers.rstitch import RSTITCH
 from tests.unit.llm import fake_tensorrt_llm
 from tests.unit.llm.fake_tensorrt_llm import EOS, VOCAB, Fake, toy_logits
@@ -424,11 +424,10 @@ def test_sampling_with_penalties_sees_the_raw_logits(fake: Fake, weights: str) -
 
 def test_what_route_is_given_stands_where_the_step_was_computed() -> None:
     step = StepResult(
-        None,  # type: ignore[arg-type]
-        torch.empty(1, dtype=torch.int64, device="meta"),
-        [3], [[1, 2, 3]], [2], [7], [FakeParams(leave_at=4)], lambda _: 0.5, [{}],
+        LogitsOutput(torch.empty(1, 9, device="meta"), None),
+        [4], [3], [[1, 2, 3]], [2], [7], [FakeParams(leave_at=4)], lambda _: 0.5, [{}],
     )  # fmt: skip
-    assert step.param("leave_at").device.type == "meta"
+    assert step.param("leave_at").device.type == step.next_token_ids.device.type == "meta"
 
 
 def test_kept_sessions_need_a_limit_for_admission(fake: Fake, weights: str) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +15,31 @@ import pytest
 
 from perf.hops import traced
 from perf.hops.table import LEGS, calls_of, hops_of, markdown, summary
-from python_backends.llm.contract import SessionOpen, SessionResult, SessionStep, StepRequest, StepResponse
+from python_backends.llm.contract import (
+    LLMFacts,
+    SessionOpen,
+    SessionResult,
+    SessionStep,
+    StepRequest,
+    StepResponse,
+)
 from python_backends.llm.engines.config import PacedConfig
 from python_backends.llm.engines.paced import PacedEngine
 from python_backends.llm.runner import LLMRunner
-from python_backends.llm.wire import Wire, decode_request, encode_response
-from python_backends.token_router import llm_client
+from python_backends.llm.step_socket import StepSocket
+from python_backends.llm.wire import Wire, decode_request, decode_response, encode_request, encode_response
+from python_backends.token_router import llm_client, local_llm
 from python_backends.token_router.lifeline import ProcessLifeline
 from python_backends.token_router.llm_client import ThreadedLLMClient
 from routers import RouterConfig
 
-BEFORE = ("launched", "taken", "sent", "entered", "begins")
+BEFORE = ("launched", "sent", "entered", "begins")
 AFTER = ("ends", "routed", "left", "received", "answered")
 
 
 def call(model: str, number: int, launched: float, begins: float, **more: Any) -> list[list[Any]]:
     """Notes of a call that takes 5 s: a tenth of a second between what is noted, but to where it begins."""
-    moments = [launched + i / 10 for i in range(4)] + [begins]
+    moments = [launched + i / 10 for i in range(3)] + [begins]
     notes = [[s, what, model, number, None] for s, what in zip(moments, BEFORE, strict=True)]
     notes[0][4] = {"steps": more.get("steps", [1]), "opens": more.get("opens", 0)}
     notes += [[begins + 5 + i / 10, what, model, number, None] for i, what in enumerate(AFTER)]
@@ -64,7 +75,7 @@ def test_a_call_sent_ahead_waits_for_what_the_llm_does() -> None:
     (hop,) = found(call("slm", 1, 0.0, 1.0), call("slm", 2, 5.9, 6.5))
     assert hop.kind == "slm, sent ahead"
     assert hop.ms == pytest.approx(500)
-    assert set(hop.legs) == {"sample and route", "answer encoded", "BLS, there", "decoded, to the engine"}
+    assert set(hop.legs) == {"sample and route", "answer encoded", "on its way there", "decoded, to the engine"}
 
 
 def test_what_a_client_or_a_timer_leads_to_is_left_out() -> None:
@@ -80,7 +91,7 @@ def test_an_answer_that_overtakes_its_way_back_has_not_waited_for_it() -> None:
     early = call("slm", 1, 0.0, 1.0)
     early[-1][0] = 6.25  # before "received"
     (hop,) = found(early, call("slm", 2, 6.252, 7.0))
-    assert "BLS, back" not in hop.legs
+    assert "on its way back" not in hop.legs
     assert hop.legs["to the event loop"] == pytest.approx(50)
     assert hop.ms == pytest.approx(1000)
 
@@ -90,16 +101,16 @@ def test_the_page_has_a_column_for_each_kind() -> None:
     told = summary(hops)
     assert told["slm to llm"]["count"] == 1
     assert told["slm to llm"]["ms_p50"] == told["slm to llm"]["ms_p95"] == pytest.approx(1000)
-    page = markdown({8: told})
-    assert "## N = 8" in page and "| | slm to llm |" in page and "| BLS, back | 100.00 |" in page
+    page = markdown({8: told}, "socket")
+    assert "## N = 8" in page and "| | slm to llm |" in page and "| on its way back | 100.00 |" in page
 
 
 @pytest.fixture
 def unwrapped(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the stopwatch wraps is as it was after the test."""
-    methods = ((ThreadedLLMClient, "step"), (ThreadedLLMClient, "_exchange"), (LLMRunner, "execute"))
-    functions = ((llm_client, "encode_request"), (llm_client, "decode_response"))
-    for owner, name in (*methods, (PacedEngine, "step"), *functions):
+    methods = ((ThreadedLLMClient, "step"), (ThreadedLLMClient, "_exchange"), (local_llm._StepStream, "_answered"))
+    functions = [(module, name) for module in (llm_client, local_llm) for name in ("encode_request", "decode_response")]
+    for owner, name in (*methods, (LLMRunner, "execute"), (PacedEngine, "step"), *functions):
         monkeypatch.setattr(owner, name, vars(owner)[name])
 
 
@@ -109,8 +120,10 @@ def served(runner: LLMRunner | None = None) -> Any:
     class Model:
         _runner = runner
 
-        def execute(self, requests: list[StepRequest]) -> list[Any]:
-            return [runner.execute(request) for request in requests] if runner else []
+        def _answer(self, wire: Wire) -> Wire:
+            if runner is None:
+                raise RuntimeError("this is token_router")
+            return encode_response(runner.execute(decode_request(wire)))
 
         def finalize(self) -> None:
             pass
@@ -133,27 +146,54 @@ def test_the_llms_part_of_a_call_is_noted(tmp_path: Path, monkeypatch: pytest.Mo
     engine = PacedEngine(PacedConfig(type="paced", step_ms=1.0), "slm")
     model = served(LLMRunner("slm", 0, engine, router.router(0, ["slm", "llm"]), router))
     traced.install_llm(type(model))
-    (response,) = model.execute([StepRequest(number=3, steps=[SessionStep(7, 0, [5])], opens=[SessionOpen(7, 1, 9)])])
-    assert response.results[0].token_ids
+    request = StepRequest(number=3, steps=[SessionStep(7, 0, [5])], opens=[SessionOpen(7, 1, 9)])
+    assert decode_response(model._answer(encode_request(request))).results[0].token_ids
     moments = written(model, tmp_path / "slm.json", monkeypatch)
     assert moments == [(what, "slm", 3, None) for what in ("entered", "begins", "ends", "routed", "left")]
 
 
+def _answer(wire: Wire) -> Wire:
+    request = decode_request(wire)
+    facts = LLMFacts("slm", "fake", os.getpid(), 4, 100, 8, 50, (0,), samples=True, kv_tokens=400)
+    results = [SessionResult([4], [0.0], s.session - 7) for s in request.steps]
+    return encode_response(StepResponse(results, facts=facts if request.hello else None))
+
+
+@pytest.fixture
+def by_socket() -> Iterator[Callable[[Wire], Wire]]:
+    """The answer of an LLM that names its socket."""
+    steps = StepSocket(_answer)
+
+    def answer(wire: Wire) -> Wire:
+        response = decode_response(_answer(wire))
+        if response.facts is None:
+            raise RuntimeError("a step that goes by BLS")
+        return encode_response(replace(response, facts=replace(response.facts, socket=steps.name)))
+
+    yield answer
+    steps.close()
+
+
 @pytest.mark.usefixtures("unwrapped")
-def test_the_routers_part_of_a_call_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("client_class", [ThreadedLLMClient, local_llm.LocalLLMClient])
+def test_the_routers_part_of_a_call_is_noted(
+    client_class: type[ThreadedLLMClient],
+    by_socket: Callable[[Wire], Wire],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     model = served()
     traced.install_router(type(model))
 
-    def call(wire: Wire) -> Wire:
-        request = decode_request(wire)
-        return encode_response(StepResponse([SessionResult([4], [0.0], s.session - 7) for s in request.steps]))
-
     async def main() -> None:
-        client = ThreadedLLMClient("slm", call, lambda: None, 30.0, ProcessLifeline())
+        call = by_socket if client_class is local_llm.LocalLLMClient else _answer
+        client = client_class("slm", call, lambda: None, 30.0, ProcessLifeline())
+        await client.hello()
         await client.step(StepRequest(number=3, steps=[SessionStep(7, 0, [5]), SessionStep(8, 0, [5])]))
         client.close()
 
     asyncio.run(main())
-    launched, *others = written(model, tmp_path / "token_router.json", monkeypatch)
+    notes = [note for note in written(model, tmp_path / "token_router.json", monkeypatch) if note[2] == 3]
+    launched, *others = notes
     assert launched == ("launched", "slm", 3, {"steps": [7, 8], "opens": 0})
-    assert others == [*((what, "slm", 3, None) for what in ("taken", "sent", "received")), ("answered", "slm", 3, [8])]
+    assert others == [*((what, "slm", 3, None) for what in ("sent", "received")), ("answered", "slm", 3, [8])]

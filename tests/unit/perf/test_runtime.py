@@ -26,6 +26,7 @@ from perf.runtime.findings import against, best_thresholds, follows_p, paired
 from perf.runtime.measure import Measured, Pair, measure
 from perf.runtime.report import markdown, plots
 from python_backends.llm.contract import StepStats
+from python_backends.token_router.config import Transport
 from python_backends.token_router.step_clock import StepClock
 from tools.client import GenerationError
 
@@ -231,8 +232,9 @@ class FakeMachine:
         self.loads: dict[str, list[tuple[int, int, int]]] = {}
 
     @contextmanager
-    def serve(self, pair: Pair, batching: dict[str, Any]) -> Iterator[str]:
-        yield json.dumps(pair.deployment(batching).batching.model_dump(mode="json"), sort_keys=True)
+    def serve(self, pair: Pair, batching: dict[str, Any], transport: Transport) -> Iterator[str]:
+        deployment = pair.deployment(batching, transport)
+        yield deployment.transport + json.dumps(deployment.batching.model_dump(mode="json"), sort_keys=True)
 
     def measure(self, server: str, live: int, seconds: int, *, seed: int = 1, p: Any = (), **_: Any) -> Measured:
         self.loads.setdefault(server, []).append((live, seconds, seed))

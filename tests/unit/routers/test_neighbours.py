@@ -14,6 +14,7 @@ import torch
 from python_backends.token_router.config import RuntimeConfig
 from routers import LogitsOutput, RouterConfig, ServedModel, StepResult
 from routers.rstitch import normalized_entropy
+from tests.unit.routers.steps import routed
 from tests.unit.token_router.harness import run
 from tests.unit.token_router.scripted import LINE_ENDS, answers
 
@@ -25,7 +26,7 @@ def _result(logits: list[list[float]], params: Any, sequences: list[list[int]], 
     n = len(sequences)
     return StepResult(
         logits_output=LogitsOutput(torch.tensor(logits) if logits else None, None),
-        next_token_ids=torch.tensor([s[-1] for s in sequences]),
+        token_ids=[s[-1] for s in sequences],
         places=[len(s) - 1 for s in sequences],
         sequences=[s[:-1] for s in sequences],
         prompt_tokens=[prompt] * n,
@@ -42,14 +43,14 @@ def test_bild_falls_back_below_its_threshold_and_not_at_it() -> None:
 
     def route(threshold: float) -> list[int]:
         params = config.override({"threshold": threshold}, ["slm", "llm"])
-        return config.router(0, ["slm", "llm"]).route(_result(rows, params, [[1, 2]] * len(rows))).tolist()
+        return routed(config.router(0, ["slm", "llm"]), _result(rows, params, [[1, 2]] * len(rows)))
 
     assert route(0.25) == [0, 0, 0, 0]
     assert route(0.251) == [1, 0, 0, 0]
     assert route(0.5) == [1, 1, 0, 1]
     assert route(0.61) == [1, 1, 1, 1]
     assert route(0.0) == [0, 0, 0, 0]
-    assert config.router(1, ["slm", "llm"]).route(_result([], None, [[1, 2]])).tolist() == [1]
+    assert routed(config.router(1, ["slm", "llm"]), _result([], None, [[1, 2]])) == [1]
 
 
 @pytest.mark.parametrize("row", [[math.nan, 0.0], [math.inf, 0.0], [-math.inf, -math.inf]])
@@ -72,13 +73,13 @@ def _glimp(index: int, **params: Any) -> tuple[Any, Any]:
 def test_glimp_decides_at_the_first_token_of_a_step_only(step_end: str, ends: list[bool]) -> None:
     router, params = _glimp(0, step_end=step_end)
     sequences = [[0, 3], [0, 0, 3], [0, 1, 3], [0, 2, 3], [1, 3, 3]]  # the answer's first; after a, \n, :\n\n, special
-    assert router.route(_result([FLAT] * 5, params, sequences)).tolist() == [int(e) for e in ends]
-    assert router.route(_result([PEAKED] * 5, params, sequences)).tolist() == [0] * 5
+    assert routed(router, _result([FLAT] * 5, params, sequences)) == [int(e) for e in ends]
+    assert routed(router, _result([PEAKED] * 5, params, sequences)) == [0] * 5
 
 
 def test_glimp_comes_back_with_the_token_that_ends_the_step() -> None:
     router, params = _glimp(1)
-    assert router.route(_result([], params, [[0, 0], [0, 1], [0, 2], [0, 3]])).tolist() == [0, 1, 1, 0]
+    assert routed(router, _result([], params, [[0, 0], [0, 1], [0, 2], [0, 3]])) == [0, 1, 1, 0]
 
 
 @pytest.mark.parametrize(

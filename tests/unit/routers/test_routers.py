@@ -22,13 +22,14 @@ from routers import (
     peer_to_model,
 )
 from routers.rstitch import RSTITCH, normalized_entropy
+from tests.unit.routers.steps import routed
 
 
 def _result(logits: torch.Tensor | None = None, params: Any = None, uniforms: list[float] | None = None) -> StepResult:
     n = len(uniforms) if uniforms is not None else 1 if logits is None else len(logits)
     return StepResult(
         logits_output=LogitsOutput(logits, None),
-        next_token_ids=torch.zeros(n, dtype=torch.int64),
+        token_ids=[0] * n,
         places=range(n),
         sequences=[list(range(r)) for r in range(n)],
         prompt_tokens=[1] * n,
@@ -73,7 +74,7 @@ def test_no_preference_at_all_is_not_above_1(vocabulary: int) -> None:
     logits = torch.zeros(1, vocabulary)
     assert normalized_entropy(logits)[0] <= 1
     router = RSTITCH.router(0, RSTITCH.params(), ["slm", "llm"])
-    assert router.route(_result(logits, params=RSTITCH.params(tau=1.0))).tolist() == [0]
+    assert routed(router, _result(logits, params=RSTITCH.params(tau=1.0))) == [0]
 
 
 @given(st.lists(st.lists(st.floats(-1e4, 1e4, width=32), min_size=5, max_size=5), min_size=1, max_size=6))
@@ -89,14 +90,14 @@ def test_rstitch_delegates_the_uncertain_and_takes_back_the_confident(index: int
     config = RouterConfig(name="rstitch", params={"tau": 0.5})
     logits = torch.tensor([[1.0, 1.0, 1.0], [99.0, 0.0, 0.0], [1.0, 1.0, 0.9]])
     router = config.router(index, ["slm", "llm"])
-    assert router.route(_result(logits, config.parsed_params())).tolist() == expected
+    assert routed(router, _result(logits, config.parsed_params())) == expected
 
 
 def test_rstitch_by_each_requests_own_tau() -> None:
     config = RouterConfig(name="rstitch")
     params = [config.override({"tau": t}, ["slm", "llm"]) for t in (0.0, 0.99, 1.0)]
     logits = torch.tensor([[1.0, 1.0, 0.0]] * 3)
-    assert config.router(0, ["a", "b"]).route(_result(logits, params)).tolist() == [1, 0, 0]
+    assert routed(config.router(0, ["a", "b"]), _result(logits, params)) == [1, 0, 0]
 
 
 def test_what_is_sent() -> None:
@@ -121,22 +122,16 @@ def test_peer_numbers_and_model_numbers(models: int, data: st.DataObject) -> Non
 
 def test_single_sends_everything_to_its_model_and_leaves_it_there() -> None:
     config = RouterConfig(name="single", params={"model": 2})
-    assert config.router(0, ["a", "b", "c"]).route(_result(params=config.parsed_params())).tolist() == [2]
-    assert config.router(2, ["a", "b", "c"]).route(_result(params=config.parsed_params())).tolist() == [0]
+    step = _result(params=config.parsed_params())
+    assert routed(config.router(0, ["a", "b", "c"]), step) == [2]
+    assert routed(config.router(2, ["a", "b", "c"]), step) == [0]
 
 
 def test_random_delegates_with_its_probability() -> None:
     config = RouterConfig(name="random", params={"p": 0.3})
-    draws = [0.0, 0.29, 0.3, 0.99]
-    assert config.router(0, ["a", "b"]).route(_result(params=config.parsed_params(), uniforms=draws)).tolist() == [
-        1,
-        1,
-        0,
-        0,
-    ]
-    assert (
-        config.router(1, ["a", "b"]).route(_result(params=config.parsed_params(), uniforms=draws)).tolist() == [1] * 4
-    )
+    step = _result(params=config.parsed_params(), uniforms=[0.0, 0.29, 0.3, 0.99])
+    assert routed(config.router(0, ["a", "b"]), step) == [1, 1, 0, 0]
+    assert routed(config.router(1, ["a", "b"]), step) == [1] * 4
 
 
 def test_markov_goes_where_its_row_says() -> None:
@@ -147,7 +142,7 @@ def test_markov_goes_where_its_row_says() -> None:
 
     def models(index: int) -> list[int]:
         router = config.router(index, names)
-        return [peer_to_model(index, d) for d in router.route(_result(uniforms=draws)).tolist()]
+        return [peer_to_model(index, d) for d in routed(router, _result(uniforms=draws))]
 
     assert models(0) == [0, 0, 1, 1, 2, 2]
     assert models(1) == [1, 1, 1, 1, 1, 0]  # own column first

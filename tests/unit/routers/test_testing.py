@@ -169,13 +169,16 @@ class AtFirst(Stays):
 
 
 BREAKS: list[tuple[str, str, Algorithm]] = [
-    ("route", "must be INT64", _route(lambda _, r: [0] * len(r.rids))),
-    ("route", "must be INT64", _route(lambda _, r: torch.zeros(len(r.rids)))),
-    ("route", "must be INT64", _route(lambda _, r: torch.zeros(len(r.rids), 1, dtype=torch.int64))),
+    ("route", "must return INT64 [1] or a list of as many ints, it returned a list of 2", _route(lambda *_: [0, 0])),
+    ("route", "it returned a list with bool", _route(lambda _, r: [False] * len(r.rids))),
+    ("route", "it returned torch.float32 [1]", _route(lambda _, r: torch.zeros(len(r.rids)))),
+    ("route", "it returned torch.int64 [1, 1]", _route(lambda _, r: torch.zeros(len(r.rids), 1, dtype=torch.int64))),
     ("route", "gave destination 2; allowed: 0 to 1", _route(lambda _, r: _zeros(r) + 2)),
+    ("route", "gave destination 2; allowed: 0 to 1", _route(lambda _, r: [2] * len(r.rids))),
     ("route", "gave destination -1", _route(lambda _, r: _zeros(r) - 1)),
     ("route", "changed logits_output", _route(_scales)),
     ("route", "changed sequences", _route(_shortens)),
+    ("route", "changed next_token_ids", _route(lambda _, r: _zeros(r) + 0 * r.next_token_ids.add_(1))),
     ("route", "aren't JSON", _route(_leaves_a_tensor)),
     ("route", "raised ArithmeticError('told to')", _route(_fails)),
     ("route", "engine returns no logits", _algorithm(type("Undeclared", (Looks,), {"needs_logits": False}))),

@@ -83,7 +83,7 @@ def step(router: BaseRouter[Any], rows: int, seed: int = 0, params: Sequence[Any
         logits_output=LogitsOutput(
             3 * torch.randn(rows, VOCAB, generator=generator), torch.randn(rows, HIDDEN, generator=generator)
         ),
-        next_token_ids=torch.randint(0, VOCAB, (rows,), generator=generator),
+        token_ids=torch.randint(0, VOCAB, (rows,), generator=generator).tolist(),
         places=range(4, 4 + rows),
         sequences=[list(range(4 + r)) for r in range(rows)],
         prompt_tokens=[2] * rows,

@@ -30,8 +30,8 @@ def lines_of(path: Path, text: str) -> list[str]:
     ("text", "lines"),
     [
         ("models: [", ["is not valid YAML: line 1, column 10: expected the node content, but found '<stream end>'"]),
-        ("- slm", ["must be a mapping with the keys models, tokenizer, router, batching, limits, server, memory"]),
-        ("", ["must be a mapping with the keys models, tokenizer, router, batching, limits, server, memory"]),
+        ("- slm", ["must be a mapping with the keys models, tokenizer, router, batching, limits, server, memory, transport"]),
+        ("", ["must be a mapping with the keys models, tokenizer, router, batching, limits, server, memory, transport"]),
         ("tokenizer: smollm2", ["models: is missing"]),
         ("models: []", ["models: got []; list should have at least 1 item after validation, not 0"]),
         ("models: [{engine: {type: paced}}]", ["models[0].name: is missing"]),
@@ -46,7 +46,7 @@ def lines_of(path: Path, text: str) -> list[str]:
             PACED + "limit: {max_live: 3}",
             [
                 "limit: unknown key (did you mean 'limits'?); allowed: models, tokenizer, router, batching, limits,"
-                " server, memory"
+                " server, memory, transport"
             ],
         ),
         (
@@ -172,6 +172,11 @@ def lines_of(path: Path, text: str) -> list[str]:
         (
             PACED + "batching: {llm_prefill: early}",
             ["batching.llm_prefill: got 'early'; input should be 'eager' or 'lazy'"],
+        ),
+        (PACED + "transport: shm", ["transport: got 'shm'; input should be 'socket' or 'bls'"]),
+        (
+            "models: [{name: a, url: 'gpu2:8001', engine: {type: paced}}]\ntransport: bls",
+            ["transport: is of models on this host, of other engines than tensorrtllm; there is none"],
         ),
         (
             PACED + "server: {http_port: 70000}",
