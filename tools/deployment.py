@@ -150,7 +150,7 @@ class Deployment(_Config):
     @model_validator(mode="after")
     def _transport_is_used(self) -> Deployment:
         ours = any(m.url is None and not isinstance(m.engine, TensorRTLLMBackendConfig) for m in self.models)
-        if "transport" in self.model_fields_set and not ours:
+        if self.transport != "socket" and not ours:
             raise ValueError("transport: is of models on this host, of other engines than tensorrtllm; there is none")
         return self
 

@@ -176,7 +176,7 @@ def lines_of(path: Path, text: str) -> list[str]:
         (PACED + "transport: shm", ["transport: got 'shm'; input should be 'socket' or 'bls'"]),
         (
             "models: [{name: a, url: 'gpu2:8001', engine: {type: paced}}]\ntransport: bls",
-            ["transport: is of models on this host, of other engines than tensorrtllm; there is none"],
+            ["the file: transport: is of models on this host, of other engines than tensorrtllm; there is none"],
         ),
         (
             PACED + "server: {http_port: 70000}",
