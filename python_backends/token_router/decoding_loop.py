@@ -226,7 +226,7 @@ class DecodingLoop:
         After a call that made nothing, nobody follows it in this one, which may make nothing either: with yet another
         sent ahead of its end, sessions could take turns to wait for each other for ever.
         """
-        at = None if self._made_nothing else self._foresight.sends_ahead_at(self._model, self.llm.lead_s)
+        at = None if self._made_nothing else self._foresight.sends_ahead_at(self._model)
         if at is None:
             return None
         await asyncio.wait([call.answer], timeout=at - asyncio.get_running_loop().time())

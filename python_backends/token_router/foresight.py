@@ -28,6 +28,7 @@ __all__ = ["Allowance", "Foresight"]
 _SMOOTHING = 0.2  # of the newest call in the forecasts of times
 _GOES_SMOOTHING = 0.05  # in those of where requests go, after the first 20 calls: each says little of a probability
 _MARGIN_S = 0.001  # run-ahead ends this long before another model, so that what leaves is there in time
+_LEAD_S = 0.0028  # before the present call's answer is expected: that answer's way here, and the next call's way there
 _BEGINS_S = 0.001  # so long after a call was sent, the next one doesn't overtake it any more
 _FOLLOWS = 0.3  # sessions: with fewer expected to stay, and nobody waiting, no call is sent ahead
 _LATE_S = 0.0005  # how much later than forecast a call may end before nobody is held for it any more
@@ -142,12 +143,12 @@ class Foresight:
                 until = now + wait_s if until is None else min(until, now + wait_s)
         return until
 
-    def sends_ahead_at(self, model: int, lead_s: float) -> float | None:
-        """When to ask `sends_ahead`, lead_s (`LLMClient`) before the call of `model` is over; None = not for this one."""
+    def sends_ahead_at(self, model: int) -> float | None:
+        """When to ask `sends_ahead`, before the call of `model` is over; None = not for this call."""
         call = self._calls[model]
         if not self._sends_ahead or call is None or call.next_s is None:
             return None
-        return max(call.next_s - lead_s, call.sent_s + _BEGINS_S, self._clock())
+        return max(call.next_s - _LEAD_S, call.sent_s + _BEGINS_S, self._clock())
 
     def sends_ahead(self, model: int, waiting: int, follows: int, at_least: int) -> bool:
         """Whether to send the next call of `model` now, a little before its present one is over. waiting: for

@@ -8,7 +8,7 @@ import queue
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 from python_backends.llm.contract import LLMFacts, StepRequest, StepResponse
 from python_backends.llm.wire import Wire, decode_response, encode_request
@@ -26,12 +26,9 @@ class LLMClient(ABC):
     """One LLM, as the decoding loop sees it. Only steps overlap, two at most: the LLM makes them in order.
 
     on_death: called with the reason when the LLM is lost while nothing is awaited (decoding loop).
-    lead_s: so long before the answer of the present step is expected the next one has to be sent, to be there in time:
-        that answer's way here, and the next one's way there.
     """
 
     name: str
-    lead_s: ClassVar[float] = 0.0028  # through Triton
     on_death: Callable[[str], None]
 
     @property

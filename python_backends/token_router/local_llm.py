@@ -89,8 +89,6 @@ class _StepStream(asyncio.Protocol):
 class LocalLLMClient(ThreadedLLMClient):
     """Arguments as those of ThreadedLLMClient; `call` is for the hello only."""
 
-    lead_s = 0.0012
-
     def __init__(
         self,
         name: str,

@@ -17,7 +17,6 @@ from python_backends.token_router.scheduling import AsyncScheduler
 from tests.unit.token_router.harness import Deployment, FakeLLM, run
 
 SLM, LLM = 0, 1
-LEAD_S = 0.0028
 
 
 class Waits:
@@ -132,11 +131,11 @@ def test_what_a_prefill_took_is_no_forecast() -> None:
     rig = Rig(run_ahead=1)
     rig.scheduler.started(SLM)
     rig.foresight.launched(SLM, 2, 1, fresh=True)
-    assert rig.foresight.sends_ahead_at(SLM, LEAD_S) is None  # nor is its end foreseen
+    assert rig.foresight.sends_ahead_at(SLM) is None  # nor is its end foreseen
     rig.now += 0.4
     rig.foresight.ended(SLM, 1, 0.399, {})
     rig.launch(SLM, 2)
-    assert rig.foresight.sends_ahead_at(SLM, LEAD_S) == pytest.approx(rig.now + 0.007 - LEAD_S, abs=1e-4)
+    assert rig.foresight.sends_ahead_at(SLM) == pytest.approx(rig.now + 0.007 - 0.0028, abs=1e-4)
 
 
 def test_nobody_is_held_for_longer_than_the_cap(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,10 +197,10 @@ def test_a_held_batch_launches_with_those_who_came() -> None:
 def test_the_next_call_is_sent_shortly_before_the_present_one_is_over(waiting: int, follows: int, sent: bool) -> None:
     rig = Rig(run_ahead=1)
     rig.launch(SLM, 2)
-    at = rig.foresight.sends_ahead_at(SLM, LEAD_S)
-    assert at == pytest.approx(rig.now + 0.007 - LEAD_S, abs=1e-4)
+    at = rig.foresight.sends_ahead_at(SLM)
+    assert at == pytest.approx(rig.now + 0.007 - 0.0028, abs=1e-4)
     assert rig.foresight.sends_ahead(SLM, waiting, follows, at_least=1) == sent
-    assert Rig(send_ahead=False).foresight.sends_ahead_at(SLM, LEAD_S) is None
+    assert Rig(send_ahead=False).foresight.sends_ahead_at(SLM) is None
 
 
 def test_a_call_does_not_overtake_the_one_sent_just_before() -> None:
@@ -209,7 +208,7 @@ def test_a_call_does_not_overtake_the_one_sent_just_before() -> None:
     for _ in range(60):
         rig.call(SLM, 1, 0.001, {})
     rig.launch(SLM, 1)
-    assert rig.foresight.sends_ahead_at(SLM, LEAD_S) == rig.now + 0.001  # 2.8 ms before the answer would be too early
+    assert rig.foresight.sends_ahead_at(SLM) == rig.now + 0.001  # 2.8 ms before the answer would be too early
 
 
 def test_after_a_call_sent_ahead_the_next_one_leaves_at_once_if_its_step_is_short() -> None:
@@ -218,9 +217,9 @@ def test_after_a_call_sent_ahead_the_next_one_leaves_at_once_if_its_step_is_shor
     for _ in range(60):
         rig.call(SLM, 1, 0.001, {})
     rig.foresight.launched(SLM, 1, 1, sent_s=rig.now - 0.002)
-    assert rig.foresight.sends_ahead_at(SLM, LEAD_S) == rig.now
+    assert rig.foresight.sends_ahead_at(SLM) == rig.now
     rig.foresight.launched(SLM, 1, 1, sent_s=rig.now - 0.0002)
-    assert rig.foresight.sends_ahead_at(SLM, LEAD_S) == pytest.approx(rig.now + 0.0008)
+    assert rig.foresight.sends_ahead_at(SLM) == pytest.approx(rig.now + 0.0008)
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -30,8 +30,14 @@ def lines_of(path: Path, text: str) -> list[str]:
     ("text", "lines"),
     [
         ("models: [", ["is not valid YAML: line 1, column 10: expected the node content, but found '<stream end>'"]),
-        ("- slm", ["must be a mapping with the keys models, tokenizer, router, batching, limits, server, memory, transport"]),
-        ("", ["must be a mapping with the keys models, tokenizer, router, batching, limits, server, memory, transport"]),
+        (
+            "- slm",
+            ["must be a mapping with the keys models, tokenizer, router, batching, limits, server, memory, transport"],
+        ),
+        (
+            "",
+            ["must be a mapping with the keys models, tokenizer, router, batching, limits, server, memory, transport"],
+        ),
         ("tokenizer: smollm2", ["models: is missing"]),
         ("models: []", ["models: got []; list should have at least 1 item after validation, not 0"]),
         ("models: [{engine: {type: paced}}]", ["models[0].name: is missing"]),
