@@ -45,10 +45,14 @@ class TritonPythonModel:
         parameters = {name: value["string_value"] for name, value in config["parameters"].items()}
         try:
             self._runner, self._engine = _build(config["name"], parameters)
-            self._one_at_a_time = threading.Lock()
-            self._socket = StepSocket(self._answer)
-        except (ValueError, EngineError, OSError) as error:
+        except (ValueError, EngineError) as error:
             raise pb.TritonModelException(f"{config['name']}: {error}") from error
+        self._one_at_a_time = threading.Lock()
+        try:
+            self._socket = StepSocket(self._answer)
+        except OSError as error:
+            self._engine.close()
+            raise pb.TritonModelException(f"{config['name']}: no socket for its steps: {error}") from error
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """One response for each request; what fails is that request only."""

@@ -92,7 +92,7 @@ class _CallClock:
 
 
 class LLMRunner:
-    """Executes `StepRequest`s on one engine. One thread, one call at a time.
+    """Executes `StepRequest`s on one engine. One call at a time; not always from the same thread.
 
     name, index: the model's, index in the deployment's order. router: the one beside this model.
     router_config: where the parameters that a request overrides are checked.

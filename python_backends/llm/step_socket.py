@@ -14,23 +14,32 @@ import secrets
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable
 
 import numpy as np
 
 from python_backends.llm.wire import Wire
 
-__all__ = ["ANSWER", "FRAME", "REFUSAL", "StepSocket", "socket_address"]
+__all__ = ["ANSWER", "FRAME", "REFUSAL", "StepSocket", "of_same_user", "socket_address"]
 
 FRAME = struct.Struct("=II")  # bytes that follow; what they are
 ANSWER, REFUSAL = 0, 1
 
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
+_PAUSE_S = 0.1  # after an `accept` that failed
 
 
 def socket_address(name: str) -> str:
     """Where the socket of that name (`LLMFacts.socket`) listens."""
     return f"\0{name}"
+
+
+def of_same_user(end: socket.socket) -> bool:
+    """Whether the process at the other end has the same user: an abstract address has no permissions."""
+    credentials = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, uid, _ = _CREDENTIALS.unpack(credentials)
+    return bool(uid == os.geteuid())
 
 
 class StepSocket:
@@ -53,7 +62,8 @@ class StepSocket:
         self._thread.start()
 
     def close(self) -> None:
-        """Answer the steps that have come, hang up, and listen no more."""
+        """Answer the steps that have come, hang up, and listen no more. The answers are lost if the router sends yet
+        another step: it finds that it was hung up on."""
         self._closing = True
         for end in (self._listener, self._router):
             if end is not None:
@@ -66,10 +76,11 @@ class StepSocket:
         while not self._closing:
             try:
                 self._router, _ = self._listener.accept()
-            except OSError:  # closed
-                return
+            except OSError:  # closed, or no descriptor is left
+                time.sleep(0.0 if self._closing else _PAUSE_S)
+                continue
             with self._router, contextlib.suppress(OSError):  # the router has gone
-                if _is_ours(self._router) and not self._closing:
+                if of_same_user(self._router) and not self._closing:
                     self._serve(self._router)
 
     def _serve(self, router: socket.socket) -> None:
@@ -89,10 +100,3 @@ class StepSocket:
             text = f"{type(error).__name__}: {error}".encode()
             return FRAME.pack(len(text), REFUSAL) + text
         return FRAME.pack(answer.nbytes, ANSWER) + answer.tobytes()
-
-
-def _is_ours(router: socket.socket) -> bool:
-    """Whether the process at the other end has the same user: an abstract address has no permissions."""
-    credentials = router.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    _, uid, _ = _CREDENTIALS.unpack(credentials)
-    return bool(uid == os.getuid())

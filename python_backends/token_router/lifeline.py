@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from abc import ABC, abstractmethod
@@ -78,6 +79,19 @@ class ProcessLifeline(Lifeline):
         if self._pidfd >= 0:
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
+    def release(self, grace_s: float) -> None:
+        """The LLM is lost, though its process may live: it is ended if it does so `grace_s` from now."""
+        if self._pidfd >= 0:
+            loop, pidfd, self._pidfd = asyncio.get_running_loop(), self._pidfd, -1
+            loop.remove_reader(pidfd)
+            loop.call_later(grace_s, _end, pidfd)
+
     def _ended(self) -> None:
         self.detach()
         self.on_death("its process has ended")
+
+
+def _end(pidfd: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it has ended
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    os.close(pidfd)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the event loop calls an LLM: in threads that do nothing else."""
+"""How the event loop calls an LLM: a blocking call in threads that do nothing else."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import queue
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from python_backends.llm.contract import LLMFacts, StepRequest, StepResponse
 from python_backends.llm.wire import Wire, decode_response, encode_request
@@ -16,8 +16,6 @@ from python_backends.token_router.errors import RequestFailed, Unavailable
 from python_backends.token_router.lifeline import Lifeline
 
 __all__ = ["LLMClient", "ThreadedLLMClient"]
-
-_CALLS_AT_ONCE = 2  # one that the LLM makes, and one sent ahead of its end
 
 T = TypeVar("T")
 
@@ -72,6 +70,8 @@ class ThreadedLLMClient(LLMClient):
     lifeline: the way to know that the LLM lives, this client's own.
     """
 
+    calls_at_once: ClassVar[int] = 2  # one that the LLM makes, and one sent ahead of its end
+
     def __init__(
         self,
         name: str,
@@ -87,7 +87,7 @@ class ThreadedLLMClient(LLMClient):
         self._step_timeout_s = step_timeout_s
         self._loop = asyncio.get_running_loop()
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        for number in range(_CALLS_AT_ONCE):
+        for number in range(self.calls_at_once):
             threading.Thread(target=self._run, name=f"llm-{name}-{number}", daemon=True).start()
         self._lifeline = lifeline
         lifeline.on_death = self._on_death
@@ -153,7 +153,7 @@ class ThreadedLLMClient(LLMClient):
 
     def close(self) -> None:
         self._lifeline.detach()
-        for _ in range(_CALLS_AT_ONCE):
+        for _ in range(self.calls_at_once):
             self._jobs.put(None)
 
     def _send(self, request: StepRequest) -> asyncio.Future[StepResponse]:

@@ -12,10 +12,10 @@ from typing import cast
 import numpy as np
 
 from python_backends.llm.contract import LLMFacts, StepRequest, StepResponse
-from python_backends.llm.step_socket import FRAME, REFUSAL, socket_address
+from python_backends.llm.step_socket import FRAME, REFUSAL, of_same_user, socket_address
 from python_backends.llm.wire import Wire, decode_response, encode_request
 from python_backends.token_router.errors import Unavailable
-from python_backends.token_router.lifeline import Lifeline
+from python_backends.token_router.lifeline import ProcessLifeline
 from python_backends.token_router.llm_client import ThreadedLLMClient
 
 __all__ = ["LocalLLMClient"]
@@ -89,15 +89,18 @@ class _StepStream(asyncio.Protocol):
 class LocalLLMClient(ThreadedLLMClient):
     """Arguments as those of ThreadedLLMClient; `call` is for the hello only."""
 
+    calls_at_once = 1
+
     def __init__(
         self,
         name: str,
         call: Callable[[Wire], Wire],
         reload: Callable[[], None],
         step_timeout_s: float,
-        lifeline: Lifeline,
+        lifeline: ProcessLifeline,
     ) -> None:
         super().__init__(name, call, reload, step_timeout_s, lifeline)
+        self._process = lifeline
         self._stream: _StepStream | None = None
 
     async def hello(self) -> LLMFacts:
@@ -107,7 +110,10 @@ class LocalLLMClient(ThreadedLLMClient):
             raise Unavailable(f"model '{self.name}' names no socket for its steps")
         stream = _StepStream(self._failed, self._stream_lost)
         try:
-            await self._loop.create_unix_connection(lambda: stream, socket_address(facts.socket))
+            transport, _ = await self._loop.create_unix_connection(lambda: stream, socket_address(facts.socket))
+            if not of_same_user(transport.get_extra_info("socket")):
+                stream.hang_up()
+                raise PermissionError("another user's process has its address")
         except OSError as error:  # it has ended since
             raise Unavailable(f"model '{self.name}' can't be reached by its socket: {error}") from error
         self._stream = stream
@@ -132,7 +138,7 @@ class LocalLLMClient(ThreadedLLMClient):
             self._stream = None
 
     def _stream_lost(self) -> None:
-        """The LLM has hung up: it ends, or has ended."""
+        """The LLM has hung up: it has ended, or ends once its step is over."""
         if not self.lost:
-            self._lifeline.detach()
-            self._on_death("it has closed its socket")
+            self._process.release(self._step_timeout_s)
+            self._on_death("it has ended, or was unloaded")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Triton's side of the public model: requests in, BLS calls to the LLMs, and the event loop's thread."""
+"""Triton's side of the public model: requests in, the way to the LLMs, and the event loop's thread."""
 
 from __future__ import annotations
 

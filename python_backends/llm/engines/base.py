@@ -77,7 +77,7 @@ class Decide(Protocol):
 
 
 class Engine(ABC):
-    """One model's weights and the KV of its sessions. Called by one thread, one call at a time.
+    """One model's weights and the KV of its sessions. One call at a time; not always from the same thread.
 
     name: what `LLMFacts.engine` says; of the built-in engines, the `type` of their configuration.
     weights: the name of its weights (`catalog.weights_name`); None = it has none, or none that is known.

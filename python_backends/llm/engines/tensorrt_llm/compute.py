@@ -45,7 +45,7 @@ class Ran(NamedTuple):
 
 
 class Compute(ABC):
-    """Called by one thread, one call at a time. runs: whether it has a `run`."""
+    """One call at a time; not always from the same thread. runs: whether it has a `run`."""
 
     runs: bool = False
 
