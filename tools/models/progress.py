@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,11 +21,10 @@ _POLL_S = 0.2
 def folder_bytes(folder: Path) -> int:
     """The size of all files under `folder`, in bytes; 0 if there is none."""
     total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.stat().st_size if path.is_file() else 0
-        except OSError:  # the download renames and removes files as it goes
-            continue
+    for parent, _, names in os.walk(folder):  # which goes past folders that are gone
+        for name in names:
+            with contextlib.suppress(OSError):  # the download renames and removes files as it goes
+                total += os.path.getsize(os.path.join(parent, name))
     return total
 
 
