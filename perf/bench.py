@@ -77,7 +77,7 @@ def _cpu_s(processes: list[psutil.Process]) -> float:
 
 def _step_cost_ms(step_ms: float, run_ahead: int = 1, stream: bool = True) -> dict[str, float]:
     """What a decoding step of 8 sessions takes beside the engine, as token_router measures it: from the end of one
-    call to the end of the next less the engine's own time, BLS included, for each step of the call."""
+    call to the end of the next less the engine's own time, for each step of the call."""
     with running_server(_paced(step_ms, run_ahead)) as server:
         _together(server.grpc_url, SESSIONS, max_tokens=1000, stream=stream)
         model = server.control.status().models["slm"]

@@ -70,6 +70,8 @@ class TritonPythonModel:
     def _answer(self, wire: Wire) -> Wire:
         """Of a call, whichever way it came. Raises ValueError when it contradicts itself."""
         request = decode_request(wire)
+        if request.hello:
+            self._socket.hang_up()  # of the router before this one nothing more may come
         with self._one_at_a_time:
             response = self._runner.execute(request)
         if response.facts is not None:

@@ -26,7 +26,7 @@ __all__ = ["ANSWER", "FRAME", "REFUSAL", "StepSocket", "of_same_user", "socket_a
 FRAME = struct.Struct("=II")  # bytes that follow; what they are
 ANSWER, REFUSAL = 0, 1
 
-_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
+_CREDENTIALS = struct.Struct("iII")  # pid, uid, gid
 _PAUSE_S = 0.1  # after an `accept` that failed
 
 
@@ -60,6 +60,12 @@ class StepSocket:
         self._listener.listen()
         self._thread = threading.Thread(target=self._run, name="steps", daemon=True)
         self._thread.start()
+
+    def hang_up(self) -> None:
+        """Hear no more of the present router, once its step is over."""
+        if self._router is not None:
+            with contextlib.suppress(OSError):  # it has hung up already
+                self._router.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Answer the steps that have come, hang up, and listen no more. The answers are lost if the router sends yet

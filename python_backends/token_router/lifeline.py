@@ -57,6 +57,8 @@ class ProcessLifeline(Lifeline):
     def __init__(self) -> None:
         super().__init__()
         self._pidfd = -1
+        self._gone = asyncio.Event()  # the process of the last `release`
+        self._gone.set()
 
     @property
     def lost(self) -> bool:
@@ -80,18 +82,31 @@ class ProcessLifeline(Lifeline):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def release(self, grace_s: float) -> None:
-        """The LLM is lost, though its process may live: it is ended if it does so `grace_s` from now."""
-        if self._pidfd >= 0:
-            loop, pidfd, self._pidfd = asyncio.get_running_loop(), self._pidfd, -1
+        """The LLM is lost, though its process may live, as while it gives its memory back: it is ended if it does so
+        `grace_s` from now."""
+        if self._pidfd < 0:
+            return
+        loop, pidfd, self._pidfd = asyncio.get_running_loop(), self._pidfd, -1
+        timer = loop.call_later(grace_s, _kill, pidfd)
+        gone = self._gone = asyncio.Event()
+
+        def ended() -> None:
             loop.remove_reader(pidfd)
-            loop.call_later(grace_s, _end, pidfd)
+            timer.cancel()
+            os.close(pidfd)
+            gone.set()
+
+        loop.add_reader(pidfd, ended)
+
+    async def gone(self) -> None:
+        """Until the process that was released has ended."""
+        await self._gone.wait()
 
     def _ended(self) -> None:
         self.detach()
         self.on_death("its process has ended")
 
 
-def _end(pidfd: int) -> None:
-    with contextlib.suppress(ProcessLookupError):  # it has ended
+def _kill(pidfd: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it has just ended
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-    os.close(pidfd)

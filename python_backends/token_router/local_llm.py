@@ -121,6 +121,7 @@ class LocalLLMClient(ThreadedLLMClient):
 
     async def reload(self) -> None:
         self._hang_up()
+        await self._process.gone()  # two lives at once would share the memory of one
         await super().reload()
 
     def close(self) -> None:

@@ -73,10 +73,12 @@ def test_an_llm_that_triton_unloads_is_loaded_again(servers: dict[str, RunningSe
     server = servers[transport]
     running = Background(server.grpc_url, input_ids=[1, 2, 3], max_tokens=4000)
     wait_until("the first tokens", lambda: len(running.answer.ids) > 3)
+    pid = server.stub_pids()["llm"]
     unload = urllib.request.Request(f"http://{server.http_url}/v2/repository/models/llm/unload", data=b"{}")
     with urllib.request.urlopen(unload, timeout=20):
         pass
     running.join(20)
     assert running.error is not None and "llm" in str(running.error)
+    wait_until("another process", lambda: server.stub_pids().get("llm", pid) != pid, timeout_s=20)
     wait_until("it serves again", lambda: server.control.status().models["llm"]["state"] == "up", timeout_s=20)
-    assert_clean_and_serving(server)
+    assert_clean_and_serving(server, input_ids=[5, 6], max_tokens=TOKENS)

@@ -57,6 +57,7 @@ class LLM:
 
     def call(self, wire: Wire) -> Wire:
         self.calls.append(decode_request(wire))
+        self.socket.hang_up()  # as llm/model.py does
         return encode_response(StepResponse(facts=self.facts))
 
     def end(self) -> None:
@@ -179,11 +180,43 @@ def test_an_llm_that_hangs_up_is_lost(llm: LLM) -> None:
             await asyncio.sleep(0.01)
         with pytest.raises(Unavailable, match="went down: its socket is closed"):
             await client.step(step(5))
+        llm.process.kill()
         await client.reload()
         await client.hello()
         assert (await client.step(step(7))).results[0].token_ids == [8]
 
     run(llm, main)
+
+
+def test_a_reload_waits_until_the_one_before_has_ended(llm: LLM) -> None:
+    """It gives its memory back after it has hung up, and the next one needs that."""
+
+    async def main(client: LocalLLMClient) -> None:
+        await client.hello()
+        await client.step(step(4))
+        await asyncio.to_thread(llm.socket.close)
+        while not client.lost:
+            await asyncio.sleep(0.01)
+        before, reloading = llm.process, asyncio.ensure_future(client.reload())
+        await asyncio.sleep(0.2)
+        assert not reloading.done() and llm.process is before
+        before.kill()
+        await reloading
+        assert llm.process is not before
+        await client.hello()
+
+    run(llm, main)
+
+
+def test_a_hello_ends_the_connection_of_the_router_before(llm: LLM) -> None:
+    with socket.socket(socket.AF_UNIX) as before:
+        before.connect(socket_address(llm.socket.name))
+
+        async def main(client: LocalLLMClient) -> None:
+            await client.hello()
+            assert (await client.step(step(5))).results[0].token_ids == [6]
+
+        run(llm, main, step_timeout_s=2.0)
 
 
 def test_a_process_that_hangs_up_and_does_not_end_is_ended(llm: LLM) -> None:
