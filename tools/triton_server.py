@@ -78,6 +78,7 @@ class TritonServer:
         backends = self.run.path / "backends"
         self.install.make_backend_directory(backends)
         environment = os.environ | self.install.environment() | {"TOKENROUTER_RUN_DIR": str(self.run.path)}
+        environment["TOKENROUTER_TRITON_HTTP"] = self.http_url
         environment |= more or {}
         try:
             log = self.log_path.open("wb")

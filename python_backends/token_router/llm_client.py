@@ -17,6 +17,8 @@ from python_backends.token_router.lifeline import Lifeline
 
 __all__ = ["LLMClient", "ThreadedLLMClient"]
 
+_LATE_S = 0.1  # a timer that is later than this says nothing about what it timed
+
 T = TypeVar("T")
 
 
@@ -93,6 +95,7 @@ class ThreadedLLMClient(LLMClient):
         lifeline.on_death = self._on_death
         self._steps: dict[asyncio.Future[StepResponse], float] = {}  # under way, in order: how long each may take
         self._timer: asyncio.TimerHandle | None = None  # of the first of them: the others wait for it
+        self._hung = ""  # why the LLM was given up; "" = it was not
         self._busy = 0  # threads inside a job
         self._idle = asyncio.Event()
 
@@ -137,8 +140,12 @@ class ThreadedLLMClient(LLMClient):
         self._timer = None if longest_s is None else self._loop.call_later(longest_s, self._overdue)
 
     def _overdue(self) -> None:
-        """The first step takes too long. Its time begins again: what was ended may not have been all of it."""
-        self._lifeline.kill()
+        """The first step takes too long. Its time begins again: what was ended may not have been all of it, and when
+        this comes late, the event loop itself stood still, and its answer may be here and not yet read."""
+        late_s = 0.0 if self._timer is None else self._loop.time() - self._timer.when()
+        if late_s < _LATE_S and not self.lost:
+            self._hung = f"a step took longer than {next(iter(self._steps.values())):g} s (limits.step_timeout_s)"
+            self._lifeline.kill()
         self._time_first()
 
     async def reload(self) -> None:
@@ -204,6 +211,7 @@ class ThreadedLLMClient(LLMClient):
                 return
 
     def _on_death(self, reason: str) -> None:
+        reason, self._hung = self._hung or reason, ""
         running = [step for step in self._steps if not step.done()]
         for step in running:
             step.set_exception(self._failed(RuntimeError(reason)))

@@ -13,6 +13,7 @@ from python_backends.token_router.config import RuntimeConfig
 from python_backends.token_router.lifeline import ProcessLifeline
 from python_backends.token_router.llm_client import LLMClient, ThreadedLLMClient
 from python_backends.token_router.local_llm import LocalLLMClient
+from python_backends.token_router.model_loading import reloader
 from python_backends.token_router.remote_llm import remote_llm_client
 from python_backends.token_router.stock_client import StockLLMClient
 from python_backends.token_router.stock_engine import Infer, Tensors
@@ -27,9 +28,9 @@ def llm_client(index: int, config: RuntimeConfig) -> LLMClient:
     if llm.url is not None:
         return remote_llm_client(index, config)
     if llm.engine is not None:
-        return StockLLMClient(index, config, llm.engine, _bls_infer(name), _reloader(name))
+        return StockLLMClient(index, config, llm.engine, _bls_infer(name), reloader(name))
     client = LocalLLMClient if config.transport == "socket" else ThreadedLLMClient
-    return client(name, _bls_call(name), _reloader(name), limits.step_timeout_s, ProcessLifeline())
+    return client(name, _bls_call(name), reloader(name), limits.step_timeout_s, ProcessLifeline())
 
 
 def _bls_call(name: str) -> Callable[[Wire], Wire]:
@@ -67,14 +68,3 @@ def _bls_infer(name: str) -> Infer:
         return {tensor.name(): np.array(tensor.as_numpy()) for tensor in response.output_tensors()}
 
     return infer
-
-
-def _reloader(name: str) -> Callable[[], None]:
-    def reload() -> None:
-        try:
-            pb_utils.unload_model(name)
-            pb_utils.load_model(name)
-        except pb_utils.TritonModelException as error:
-            raise RuntimeError(str(error)) from error
-
-    return reload

@@ -83,12 +83,11 @@ def test_it_applies_what_the_solver_says_of_what_it_measured(server: RunningServ
         def all_told() -> dict[str, float] | None:
             """They are told one after the other: a scrape may come in between."""
             m = metrics(server)
-            there = latency in m and m["tokenrouter_solves_total"] >= 1
+            there = latency in m and m["tokenrouter_solves_total"] >= 1 <= m["tokenrouter_threshold_changes_total"]
             return m if there and m[applied_b] == threshold(server)[1] > 1 else None
 
         told = wait_until("the metrics", all_told)
     assert told["tokenrouter_requests_live"] == LIVE
-    assert told["tokenrouter_threshold_changes_total"] >= 1
     assert told["tokenrouter_predicted_tokens_per_second"] > 50
     assert told['tokenrouter_routing_probability{from="slm",to="llm"}'] == pytest.approx(P, abs=0.25)
     assert told[latency] >= STEPS_MS[1] / 1000

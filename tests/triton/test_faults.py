@@ -154,7 +154,29 @@ def test_a_killed_llm_is_reloaded(paced_server: RunningServer, victim: str) -> N
         assert request.error is not None and request.error.status is grpc.StatusCode.UNAVAILABLE
         assert f"model '{victim}' went down" in request.error.message
     assert_clean_and_serving(paced_server, input_ids=[1, 2], max_tokens=20)
-    assert paced_server.control.status().models[victim]["state"] == "up"
+    wait_until("it is up", lambda: paced_server.control.status().models[victim]["state"] == "up", 30)
+
+
+def test_the_others_go_on_while_an_llm_is_loaded() -> None:
+    """To load one takes minutes when it is large."""
+    deployment = paced_deployment(
+        steps_ms=(5.0, 10.0), router={"name": "random", "params": {"p": 0.0}}, batching={"llm_prefill": "lazy"}
+    )
+    with running_server(deployment) as server:
+        goes_on = Background(server.grpc_url, input_ids=[3, 4], max_tokens=4000)
+        wait_until("the first tokens", lambda: len(goes_on.answer.ids) > 3)
+
+        def is_in(state: str) -> bool:
+            return bool(server.control.status().models["llm"]["state"] == state)
+
+        os.kill(server.stub_pids()["llm"], signal.SIGKILL)
+        wait_until("it is loaded again", lambda: is_in("reloading"))
+        before = len(goes_on.answer.ids)
+        wait_until("it is up", lambda: is_in("up"), 30)
+        assert len(goes_on.answer.ids) - before > 40  # the stub starts Python and imports for a second and more
+        goes_on.client.cancel()
+        goes_on.join(5)
+        assert_clean_and_serving(server)
 
 
 def test_a_killed_token_router_is_reloaded(paced_server: RunningServer) -> None:

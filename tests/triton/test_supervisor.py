@@ -169,7 +169,7 @@ def test_a_second_ctrl_c_ends_the_drain(serve: Callable[..., Serve]) -> None:
 
 def test_sigterm_while_it_starts_leaves_nothing(serve: Callable[..., Serve]) -> None:
     served = serve(PACED + SERVER)
-    (path,) = wait_until("the run's folder", lambda: list(served.temporary.iterdir()), START_S)
+    (path,) = wait_until("the run's folder", lambda: list(served.temporary.glob("tokenrouter-*")), START_S)
     run = RunDirectory(path)
     wait_until("tritonserver", run.processes, START_S)
     served.process.terminate()

@@ -151,12 +151,25 @@ def test_a_step_that_takes_too_long_ends_the_process(model: Model) -> None:
         await client.hello()
         model.hangs.set()
         began = time.monotonic()
-        with pytest.raises(Unavailable, match="went down"):
+        with pytest.raises(Unavailable, match=r"went down: a step took longer than 0\.2 s \(limits\.step_timeout_s\)"):
             await client.step(STEP)
         assert time.monotonic() - began >= 0.2
 
     _run(model, main, step_timeout_s=0.2)
     assert model.process.wait(5) == -signal.SIGKILL
+
+
+def test_an_event_loop_that_stands_still_ends_no_process(model: Model) -> None:
+    """The answer has come meanwhile, and could not be read."""
+
+    async def main(client: ThreadedLLMClient) -> None:
+        await client.hello()
+        step = client.step(STEP)
+        time.sleep(0.6)
+        await step
+        assert not client.lost
+
+    _run(model, main, step_timeout_s=0.2)
 
 
 def test_the_time_of_a_step_begins_when_the_one_before_is_over(model: Model) -> None:
