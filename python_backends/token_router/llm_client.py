@@ -94,7 +94,8 @@ class ThreadedLLMClient(LLMClient):
         self._lifeline = lifeline
         lifeline.on_death = self._on_death
         self._steps: dict[asyncio.Future[StepResponse], float] = {}  # under way, in order: how long each may take
-        self._timer: asyncio.TimerHandle | None = None  # of the first of them: the others wait for it
+        self._first_since_s = 0.0  # the LLM makes the first of them since then, event-loop seconds; the others wait
+        self._timer: asyncio.TimerHandle | None = None
         self._hung = ""  # why the LLM was given up; "" = it was not
         self._busy = 0  # threads inside a job
         self._idle = asyncio.Event()
@@ -125,28 +126,37 @@ class ThreadedLLMClient(LLMClient):
         self._steps[step] = self._step_timeout_s * request.max_steps + self.round_trip_s
         step.add_done_callback(self._step_over)
         if len(self._steps) == 1:
-            self._time_first()
+            self._first_since_s = self._loop.time()
+            if self._timer is None:
+                self._look_later()
         return step
 
     def _step_over(self, step: asyncio.Future[StepResponse]) -> None:
         del self._steps[step]
-        self._time_first()
+        self._first_since_s = self._loop.time()
 
-    def _time_first(self) -> None:
-        """The LLM begins the first of the steps under way now."""
-        if self._timer is not None:
-            self._timer.cancel()
-        longest_s = next(iter(self._steps.values()), None)
-        self._timer = None if longest_s is None else self._loop.call_later(longest_s, self._overdue)
+    def _look_later(self) -> None:
+        """Look when the first step has had its time, or sooner. Hardly any takes so long: a timer for each would cost
+        much of what sending it does."""
+        if not self._steps:
+            self._timer = None
+            return
+        due_s = self._first_since_s + next(iter(self._steps.values()))
+        # no step that comes first meanwhile is due before the next look
+        self._timer = self._loop.call_at(min(due_s, self._loop.time() + self._step_timeout_s), self._look)
 
-    def _overdue(self) -> None:
-        """The first step takes too long. Its time begins again: what was ended may not have been all of it, and when
-        this comes late, the event loop itself stood still, and its answer may be here and not yet read."""
-        late_s = 0.0 if self._timer is None else self._loop.time() - self._timer.when()
-        if late_s < _LATE_S and not self.lost:
-            self._hung = f"a step took longer than {next(iter(self._steps.values())):g} s (limits.step_timeout_s)"
-            self._lifeline.kill()
-        self._time_first()
+    def _look(self) -> None:
+        """Whether the first step takes too long. When this comes late, the event loop itself stood still, and the
+        answer may be here and not yet read: the step gets its time again. So it does once the LLM was given up: what
+        was ended may not have been all of it."""
+        now = self._loop.time()
+        late_s = now - self._timer.when() if self._timer is not None else 0.0
+        if self._steps and now - self._first_since_s >= (longest_s := next(iter(self._steps.values()))):
+            self._first_since_s = now
+            if late_s < _LATE_S and not self.lost:
+                self._hung = f"a step took longer than {longest_s:g} s (limits.step_timeout_s)"
+                self._lifeline.kill()
+        self._look_later()
 
     async def reload(self) -> None:
         self._lifeline.detach()

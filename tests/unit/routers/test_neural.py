@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,16 +86,16 @@ def test_the_signal_is_the_networks_on_the_steps_own_numbers(algorithm: str, tmp
 def test_no_row_depends_on_the_others(algorithm: str, tmp_path: Path) -> None:
     """Of batch norm it is the running statistics, and of matrix products no bit is another batch's."""
     router: Any = bound(write(tmp_path / "r.safetensors", algorithm, network(algorithm)), algorithm)
-    together = router.probabilities(step(router, 9))
-    for rows in (1, 4):
-        assert torch.equal(router.probabilities(step(router, 9))[:rows], together[:rows])
     result = step(router, 9)
-    for r in range(9):
-        alone = step(router, 1)
-        alone.logits_output.next_token_logits.copy_(result.logits[r : r + 1])
-        alone.logits_output.hidden_states.copy_(result.hidden_states[r : r + 1])
-        alone.next_token_ids.copy_(result.next_token_ids[r : r + 1])
-        assert torch.equal(router.probabilities(alone), together[r : r + 1])
+    assert result.hidden_states is not None
+    together = router.probabilities(result)
+    for rows in (slice(0, 4), *(slice(r, r + 1) for r in range(9))):
+        fewer = replace(
+            step(router, len(result.rids[rows])),
+            logits_output=LogitsOutput(result.logits[rows].clone(), result.hidden_states[rows].clone()),
+            token_ids=result.token_ids[rows],
+        )
+        assert torch.equal(router.probabilities(fewer), together[rows])
 
 
 @pytest.mark.parametrize(("algorithm", "delegates"), [("r2r", 1), ("citer", 0), ("co_llm", 0)])

@@ -18,7 +18,8 @@ import pytest
 from python_backends.llm import step_socket
 from python_backends.llm.contract import LLMFacts, SessionResult, SessionStep, StepRequest, StepResponse
 from python_backends.llm.step_socket import FRAME, StepSocket, socket_address
-from python_backends.llm.wire import Wire, decode_request, encode_response
+from python_backends.llm.wire import Wire, decode_request, encode_request, encode_response
+from python_backends.token_router import local_llm
 from python_backends.token_router.errors import RequestFailed, Unavailable
 from python_backends.token_router.lifeline import ProcessLifeline
 from python_backends.token_router.local_llm import LocalLLMClient
@@ -31,13 +32,16 @@ def step(token: int, tokens: int = 1) -> StepRequest:
 class LLM:
     """One behind both of its ways: a step's token is that of the request + 1. process: what is watched.
 
-    goes_on: steps wait for it. calls: those made by BLS.
+    goes_on: steps wait for it. answer_tokens: of a result, each the one before + 1. calls: those made by BLS.
+    steps: those that came by the socket.
     """
 
     def __init__(self) -> None:
         self.goes_on = threading.Event()
         self.goes_on.set()
+        self.answer_tokens = 1
         self.calls: list[StepRequest] = []
+        self.steps: list[StepRequest] = []
         self.start()
 
     def start(self) -> None:
@@ -49,11 +53,14 @@ class LLM:
 
     def answer(self, wire: Wire) -> Wire:
         request = decode_request(wire)
+        self.steps.append(request)
         self.goes_on.wait(10)
         tokens = [s.token_ids for s in request.steps]
         if any(t[0] == 13 for t in tokens):
             raise ValueError("steps: no 13")
-        return encode_response(StepResponse([SessionResult([t[-1] + len(t)], [0.5]) for t in tokens]))
+        first = [t[-1] + len(t) for t in tokens]
+        made = [list(range(token, token + self.answer_tokens)) for token in first]
+        return encode_response(StepResponse([SessionResult(m, [0.5] * len(m)) for m in made]))
 
     def call(self, wire: Wire) -> Wire:
         self.calls.append(decode_request(wire))
@@ -120,6 +127,21 @@ def test_a_long_request_and_one_given_up_come_through(llm: LLM) -> None:
         given_up.cancel()
         llm.goes_on.set()
         assert (await long).results[0].token_ids == [1_000_000]
+
+    run(llm, main)
+
+
+def test_long_answers_come_whole(llm: LLM) -> None:
+    """4 MB each: many times what the socket's buffers hold, and what the router reads at once."""
+    llm.answer_tokens = 500_000
+
+    async def main(client: LocalLLMClient) -> None:
+        await client.hello()
+        for token, sent in [(token, client.step(step(token))) for token in (5, 6)]:
+            (result,) = (await sent).results
+            assert len(result.token_ids) == len(result.logprobs) == 500_000
+            whole = result.token_ids == list(range(token + 1, token + 500_001)) and set(result.logprobs) == {0.5}
+            assert whole  # two such lists would take minutes to show
 
     run(llm, main)
 
@@ -211,6 +233,10 @@ def test_a_reload_waits_until_the_one_before_has_ended(llm: LLM) -> None:
 def test_a_hello_ends_the_connection_of_the_router_before(llm: LLM) -> None:
     with socket.socket(socket.AF_UNIX) as before:
         before.connect(socket_address(llm.socket.name))
+        before.settimeout(5)
+        wire = encode_request(step(4))
+        before.sendall(FRAME.pack(wire.nbytes, 0) + wire.tobytes())
+        assert before.recv(1)  # so that it is heard: nobody hangs up on a router that still waits to be
 
         async def main(client: LocalLLMClient) -> None:
             await client.hello()
@@ -281,6 +307,38 @@ def test_another_users_process_is_hung_up_on(llm: LLM, monkeypatch: pytest.Monke
         end.connect(socket_address(llm.socket.name))
         end.settimeout(5)
         assert end.recv(1) == b""
+
+
+def test_another_users_llm_is_hung_up_on(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the address that the LLM named: no step goes there."""
+
+    async def main(client: LocalLLMClient) -> None:
+        told: list[str] = []
+        client.on_death = told.append
+        with monkeypatch.context() as patch:
+            patch.setattr(local_llm, "of_same_user", lambda end: False)
+            with pytest.raises(Unavailable, match="by its socket: another user's process has its address"):
+                await client.hello()
+        with pytest.raises(RuntimeError, match="stepped before the LLM said hello"):
+            client.step(step(5))
+        await client.hello()
+        assert (await client.step(step(6))).results[0].token_ids == [7]
+        assert told == []
+
+    run(llm, main)
+    assert llm.steps == [step(6)]
+
+
+def test_another_users_router_gets_no_step(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_socket, "of_same_user", lambda end: False)
+
+    async def main(client: LocalLLMClient) -> None:
+        await client.hello()
+        with pytest.raises(Unavailable, match="went down"):
+            await client.step(step(5))
+
+    run(llm, main)
+    assert llm.steps == []
 
 
 def test_half_a_request_ends_its_connection_only(llm: LLM) -> None:
