@@ -12,7 +12,10 @@ __all__ = ["RoutingRow", "RunLengths", "length_distribution"]
 _SLOW, _FAST = 1000.0, 60.0  # outcomes remembered
 _LARGEST_WEIGHT = 1e100
 _AFTER_CHANGE = 0.25  # of the short memory is what the long one begins with
-_CHANGED = 4.0  # standard errors between the two memories: the traffic is another now
+_CHANGED = 3.0  # times what is usual between the two memories, ...
+_PERSISTS = 4  # ... in so many comparisons in a row: the traffic is another now, and this is no burst
+_SPREAD_MEMORY = 100.0  # comparisons
+_SPREAD_PRIOR = 10.0  # comparisons in which chance alone was at work, to begin with
 _LONGEST = 24  # steps of a run that are told apart; the rest are as the last
 _CUT = 7  # times the mean of a geometric tail: a thousandth of it is longer
 _MOST_ENTRIES = 2048  # of a distribution
@@ -61,7 +64,8 @@ class RoutingRow:
     """Row i of P and of C.
 
     Forgets exponentially by outcomes, with two memories: 1000 outcomes to know well, 60 to notice a change. When they
-    differ by more than chance allows, `observe` drops what the long one remembers.
+    differ by more than they usually do, and go on doing so, `observe` drops what the long one remembers. Requests may
+    leave in bursts, which are far beyond chance and no change; how far is learnt, as the spread of the differences.
     """
 
     def __init__(self, models: int) -> None:
@@ -70,6 +74,9 @@ class RoutingRow:
         self.outcomes = [0] * models
         self.tokens = [0] * models
         self._uncompared = 0  # outcomes since the two memories were compared
+        self._spread = 1.0  # the mean square of their difference, in standard errors; 1 = chance alone
+        self._compared = 0
+        self._apart = 0  # comparisons in a row in which they were too far apart
 
     def observe(self, to: int, committed: int, count: int = 1) -> bool:
         """`count` steps after which a request was at model `to`, and `committed` tokens in all by them. Returns whether
@@ -90,20 +97,42 @@ class RoutingRow:
         return self._slow.total()
 
     def _settle(self) -> bool:
-        """Where the memories differ, the long one goes on from the short one. Returns whether they did."""
+        """Where the memories stay apart, the long one goes on from the short one. Returns whether it does."""
         n_slow, n_fast = self._slow.total(), self._fast.total()
         if n_slow < 2 * n_fast or n_fast < _FAST / 4:
             return False
+        far = self._distance(n_slow, n_fast)
+        bound = _CHANGED**2 * max(1.0, self._spread)
+        if far <= bound:
+            for _ in range(self._apart):  # those before were a burst
+                self._spreads(bound)
+            self._spreads(far)
+            self._apart = 0
+            return False
+        self._apart += 1
+        if self._apart < _PERSISTS:
+            return False
+        self._apart = 0
+        # part of what the short one has is from before the change, too: let what comes soon outweigh it
+        self._slow.become(self._fast, _AFTER_CHANGE)
+        return True
+
+    def _spreads(self, far: float) -> None:
+        """A comparison without a change: learn how far apart they may be."""
+        self._compared += 1
+        weight = max(1 / _SPREAD_MEMORY, 1 / (self._compared + _SPREAD_PRIOR))
+        self._spread += weight * (far - self._spread)
+
+    def _distance(self, n_slow: float, n_fast: float) -> float:
+        """The square of how far the memories are apart, in standard errors: of the destination where that is most."""
+        farthest = 0.0
         for slow, fast in zip(self._slow.outcomes, self._fast.outcomes, strict=True):
             p_slow, p_fast = slow / self._slow.weight / n_slow, fast / self._fast.weight / n_fast
             p = (p_slow * n_slow + p_fast * n_fast + 1) / (n_slow + n_fast + 2)
             # an exponential memory of weight n is worth 2 n plain observations
-            error = math.sqrt(p * (1 - p) * (0.5 / n_slow + 0.5 / n_fast))
-            if abs(p_slow - p_fast) > _CHANGED * error:
-                # part of what the short one has is from before the change, too: let what comes soon outweigh it
-                self._slow.become(self._fast, _AFTER_CHANGE)
-                return True
-        return False
+            error2 = p * (1 - p) * (0.5 / n_slow + 0.5 / n_fast)
+            farthest = max(farthest, (p_slow - p_fast) ** 2 / error2)
+        return farthest
 
     def p(self) -> list[float]:
         """Probabilities by destination, that sum to 1. Not before there is an outcome."""
