@@ -43,8 +43,8 @@ class Lifeline(ABC):
         """Nothing is watched any more."""
 
     @abstractmethod
-    def kill(self) -> None:
-        """The LLM hangs: give it up, so that `on_death` is called, now or soon."""
+    def kill(self, reason: str) -> None:
+        """The LLM hangs: give it up, so that `on_death` is called, now or soon. reason: how that is known."""
 
 
 class ProcessLifeline(Lifeline):
@@ -52,10 +52,13 @@ class ProcessLifeline(Lifeline):
     goes on reporting the model as ready, and a call under way fails only a second later.
 
     To end the process is the only way out of a blocking call.
+
+    killed_for: why this ended the process that is, or last was, attached; "" = it did not.
     """
 
     def __init__(self) -> None:
         super().__init__()
+        self.killed_for = ""
         self._pidfd = -1
         self._gone = asyncio.Event()  # the process of the last `release`
         self._gone.set()
@@ -69,6 +72,7 @@ class ProcessLifeline(Lifeline):
         if facts.pid is None:
             raise OSError("it has no process of its own")
         self._pidfd = os.pidfd_open(facts.pid)
+        self.killed_for = ""
         asyncio.get_running_loop().add_reader(self._pidfd, self._ended)
 
     def detach(self) -> None:
@@ -77,8 +81,9 @@ class ProcessLifeline(Lifeline):
             os.close(self._pidfd)
             self._pidfd = -1
 
-    def kill(self) -> None:
+    def kill(self, reason: str) -> None:
         if self._pidfd >= 0:
+            self.killed_for = reason
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def release(self, grace_s: float) -> None:
@@ -104,7 +109,7 @@ class ProcessLifeline(Lifeline):
 
     def _ended(self) -> None:
         self.detach()
-        self.on_death("its process has ended")
+        self.on_death(self.killed_for or "its process has ended")
 
 
 def _kill(pidfd: int) -> None:

@@ -96,7 +96,6 @@ class ThreadedLLMClient(LLMClient):
         self._steps: dict[asyncio.Future[StepResponse], float] = {}  # under way, in order: how long each may take
         self._first_since_s = 0.0  # the LLM makes the first of them since then, event-loop seconds; the others wait
         self._timer: asyncio.TimerHandle | None = None
-        self._hung = ""  # why the LLM was given up; "" = it was not
         self._busy = 0  # threads inside a job
         self._idle = asyncio.Event()
 
@@ -153,9 +152,8 @@ class ThreadedLLMClient(LLMClient):
         late_s = now - self._timer.when() if self._timer is not None else 0.0
         if self._steps and now - self._first_since_s >= (longest_s := next(iter(self._steps.values()))):
             self._first_since_s = now
-            if late_s < _LATE_S and not self.lost:
-                self._hung = f"a step took longer than {longest_s:g} s (limits.step_timeout_s)"
-                self._lifeline.kill()
+            if late_s < _LATE_S:
+                self._lifeline.kill(f"a step took longer than {longest_s:g} s (limits.step_timeout_s)")
         self._look_later()
 
     async def reload(self) -> None:
@@ -221,7 +219,6 @@ class ThreadedLLMClient(LLMClient):
                 return
 
     def _on_death(self, reason: str) -> None:
-        reason, self._hung = self._hung or reason, ""
         running = [step for step in self._steps if not step.done()]
         for step in running:
             step.set_exception(self._failed(RuntimeError(reason)))

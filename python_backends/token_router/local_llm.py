@@ -142,4 +142,4 @@ class LocalLLMClient(ThreadedLLMClient):
         """The LLM has hung up: it has ended, or ends once its step is over."""
         if not self.lost:
             self._process.release(self._step_timeout_s)
-            self._on_death("it has ended, or was unloaded")
+            self._on_death(self._process.killed_for or "it has ended, or was unloaded")

@@ -60,8 +60,8 @@ class _RemoteLifeline(Lifeline):
         self._round_trips_s.clear()
         self._remote.abandon()
 
-    def kill(self) -> None:
-        self._over(self._life, f"{self._remote.url}: a step takes too long")
+    def kill(self, reason: str) -> None:
+        self._over(self._life, f"{self._remote.url}: {reason}")
 
     def loses(self) -> Callable[[str], None]:
         """What to tell the reason to when the LLM of the present life is lost. Any thread may, at any time."""

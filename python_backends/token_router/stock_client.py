@@ -46,16 +46,16 @@ class StockLifeline(Lifeline):
     def detach(self) -> None:
         self._attached = False
 
-    def kill(self) -> None:
+    def kill(self, reason: str) -> None:
         stuck = self._engine.running
         threading.Thread(target=self._engine.stop, name="stop", daemon=True).start()
-        asyncio.get_running_loop().call_later(self._grace_s, self._look, stuck)
+        asyncio.get_running_loop().call_later(self._grace_s, self._look, stuck, reason)
 
-    def _look(self, stuck: frozenset[str]) -> None:
+    def _look(self, stuck: frozenset[str], reason: str) -> None:
         still = len(stuck & self._engine.running)  # no id is used twice, in another life either
         if self._attached and still:
             self.detach()
-            self.on_death(f"{still} of its requests hang, and can't be stopped")
+            self.on_death(f"{reason}, and {still} of its requests can't be stopped")
 
 
 class StockLLMClient(ThreadedLLMClient):
@@ -95,7 +95,7 @@ class StockLLMClient(ThreadedLLMClient):
         try:
             facts = await asyncio.wait_for(super().hello(), self._step_timeout_s)
         except asyncio.TimeoutError as error:
-            self._lifeline.kill()
+            self._lifeline.kill("its hello takes too long")
             raise Unavailable(f"model '{self.name}' doesn't answer: a request takes too long") from error
         return replace(facts, pid=None)
 

@@ -272,7 +272,7 @@ def test_a_step_that_hangs(stops: bool) -> None:
         thread.start()
         while not stock.running:
             await asyncio.sleep(0.005)
-        lifeline.kill()
+        lifeline.kill("it hangs")
         await asyncio.sleep(0.5)
         assert lifeline.lost is not stops
         model.hangs.clear()
@@ -283,7 +283,7 @@ def test_a_step_that_hangs(stops: bool) -> None:
     hung, stop = model.requests
     assert stop[0] == hung[0] and stop[1]["stop"] == [True]
     assert "stopped before it made a token" in outputs[0].errors[1]
-    assert deaths == ([] if stops else ["1 of its requests hang, and can't be stopped"])
+    assert deaths == ([] if stops else ["it hangs, and 1 of its requests can't be stopped"])
 
 
 def _client(model: Model, reload: Callable[[], None]) -> StockLLMClient:
