@@ -141,10 +141,13 @@ def _of(leg: str, hops: Sequence[Hop]) -> list[float]:
     return [hop.legs[leg] for hop in hops if leg in hop.legs]
 
 
-def markdown(summaries: Mapping[int, Mapping[str, Mapping[str, Any]]], transport: str) -> str:
-    """transport: of the steps. A table for each N: a column for each kind of way, a row for each leg."""
+def markdown(
+    summaries: Mapping[int, Mapping[str, Mapping[str, Any]]], transport: str, steps_ms: tuple[float, float]
+) -> str:
+    """transport: of the steps. steps_ms: how long the SLM's and the LLM's take. A table for each N: a column for each
+    kind of way, a row for each leg."""
     lines = [
-        "# Between two steps",
+        f"# Between two steps of {steps_ms[0]:g} and {steps_ms[1]:g} ms",
         "",
         "Where the time goes from the end of an engine's step to the begin of the next one that waited for it, ms. Legs"
         " are medians, so they don't add up exactly. A call sent ahead is at the LLM before the present one ends."

@@ -8,9 +8,7 @@ run, so two runs draw the same routes for the same tokens.
 
 from __future__ import annotations
 
-import math
 import resource
-import statistics
 import sys
 import threading
 import time
@@ -57,13 +55,6 @@ class PhaseResult(BaseModel):
     @property
     def tokens_per_s(self) -> float:
         return sum(self.tokens) / self.seconds
-
-    @property
-    def error(self) -> float:
-        """The standard error of tokens_per_s, from the spread of the seconds."""
-        if len(self.tokens) < 2:
-            return 0.0
-        return statistics.stdev(self.tokens) / math.sqrt(len(self.tokens))
 
 
 class ClientResult(BaseModel):

@@ -9,9 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, computed_field
 
 from perf.runtime.clients import ClientResult, ClientSpec, PhaseSpec
+from perf.runtime.errors import standard_error
 from python_backends.token_router.config import Transport
 from python_backends.token_router.step_clock import overhead_ms
 from python_backends.token_router.threshold.forms import r2r
@@ -69,7 +70,7 @@ class Pair(BaseModel):
 class Measured(BaseModel):
     """What one load got, or several one after the other.
 
-    tokens_per_s, error: over all phases, with its standard error. phases: of each phase. by_second: tokens.
+    tokens_per_s: over all phases. phases: of each phase, all as long. by_second: tokens.
     client_cpu, server_cpu: cores in use while tokens were counted, by the clients' process and by each of the server's.
     router_threads: the same of token_router's threads, the busiest first.
     models: for each, from its own report, under this load only: the runtime's part of a step, p50 and p95 (None where
@@ -77,13 +78,18 @@ class Measured(BaseModel):
     """
 
     tokens_per_s: float
-    error: float
     phases: list[float]
     by_second: list[int]
     client_cpu: float
     server_cpu: dict[str, float]
     router_threads: list[float]
     models: dict[str, dict[str, float | None]]
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def error(self) -> float:
+        """The standard error of tokens_per_s."""
+        return standard_error(self.by_second, len(self.phases))
 
     @property
     def server_cpu_ms(self) -> float:
@@ -100,7 +106,6 @@ class Measured(BaseModel):
         tokens_per_s = sum(r.tokens_per_s for r in rounds) / len(rounds)
         return cls(
             tokens_per_s=tokens_per_s,
-            error=sum(r.error**2 for r in rounds) ** 0.5 / len(rounds),
             phases=[tokens_per_s],
             by_second=[tokens for r in rounds for tokens in r.by_second],
             client_cpu=sum(r.client_cpu for r in rounds) / len(rounds),
@@ -159,7 +164,6 @@ def measure(
     total_s = sum(phase.seconds for phase in result.phases)
     return Measured(
         tokens_per_s=sum(sum(phase.tokens) for phase in result.phases) / total_s,
-        error=sum((phase.error * phase.seconds) ** 2 for phase in result.phases) ** 0.5 / total_s,
         phases=[phase.tokens_per_s for phase in result.phases],
         by_second=[tokens for phase in result.phases for tokens in phase.tokens],
         client_cpu=result.cpu_s / total_s,

@@ -23,9 +23,16 @@ TITLES = {
     "newer": "Steps of 2 and 12 ms, p = 0.35",
     "many": "Many requests at once",
 }
+_ONE_RUN = (
+    "Each setting is one run with one seed: what another draw of the routes would change is in the errors only as far"
+    " as it shows within the phases."
+)
 _NOTES = {
-    "ablation": "step-sync and model-sync never send a call ahead, which costs them about 1 ms a step: what the policy"
-    " itself does is the difference from eager without that.",
+    "moving": _ONE_RUN,
+    "constants": _ONE_RUN,
+    "ablation": "no resume runs as eager does, with B = 1. What a prefill costs is assumed; how much no resume loses"
+    " follows from it. step-sync and model-sync never send a call ahead, which costs them about 1 ms a step: what the"
+    " policy itself does is the difference from eager without that.",
     "many": "All processes share the machine's cores, so that the rows say which of them, and which threads of"
     " token_router, use how much of these.",
 }
@@ -42,8 +49,9 @@ def markdown(results: Mapping[str, Sequence[Row]]) -> str:
     parts = [
         "# The runtime on a real Triton, paced models",
         "",
-        "Errors are standard errors. A difference is of the tokens in the same seconds of two settings, which drew the"
-        " same routes.",
+        "Errors are standard errors, from the spread of the seconds, larger where successive ones are alike"
+        " (perf/runtime/errors.py); of less than about 20 s they are too small. A difference is of the tokens in the"
+        " same seconds of two settings, which drew the same routes.",
         "",
     ]
     for case, rows in results.items():

@@ -6,15 +6,21 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import typer
+from typer.testing import CliRunner, Result
 
+from perf.hops import __main__ as command
 from perf.hops import traced
 from perf.hops.table import LEGS, calls_of, hops_of, markdown, summary
+from perf.runtime.measure import Pair
 from python_backends.llm.contract import (
     LLMFacts,
     SessionOpen,
@@ -101,8 +107,54 @@ def test_the_page_has_a_column_for_each_kind() -> None:
     told = summary(hops)
     assert told["slm to llm"]["count"] == 1
     assert told["slm to llm"]["ms_p50"] == told["slm to llm"]["ms_p95"] == pytest.approx(1000)
-    page = markdown({8: told}, "socket")
+    page = markdown({8: told}, "socket", (2.0, 12.5))
+    assert page.startswith("# Between two steps of 2 and 12.5 ms\n")
     assert "## N = 8" in page and "| | slm to llm |" in page and "| on its way back | 100.00 |" in page
+
+
+@pytest.mark.parametrize(
+    ("options", "stem", "title"),
+    [
+        ("", "hops", "6 and 27.9 ms"),
+        ("--transport bls", "hops-bls", "6 and 27.9 ms"),
+        ("--steps-ms 2 12", "hops-newer", "2 and 12 ms"),
+        ("--steps-ms 2 12 --transport bls", "hops-newer-bls", "2 and 12 ms"),
+        ("--steps-ms 1.5 9", "hops-1.5-9ms", "1.5 and 9 ms"),
+    ],
+)
+def test_files_and_title_say_what_the_steps_are(
+    options: str, stem: str, title: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The measurement is left out, but not the deployment that it would be of."""
+    notes = [*call("slm", 1, 0.0, 1.0, leaving=[7]), *call("llm", 1, 6.402, 7.0, steps=[7])]
+    deployments = []
+
+    def run(pair: Pair, live: list[int], seconds: int, transport: Any) -> Any:
+        deployments.append(command._deployment(pair, live, transport))
+        return notes, {n: (0.0, 1000.0, SimpleNamespace(tokens_per_s=60.0)) for n in live}
+
+    monkeypatch.setattr(command, "_run", run)
+    assert _command(f"{options} --live 4 --output {tmp_path}").exit_code == 0
+    assert {path.name for path in tmp_path.iterdir()} == {f"{stem}.json", f"{stem}.md"}
+    page = (tmp_path / f"{stem}.md").read_text()
+    assert page.startswith(f"# Between two steps of {title}\n") and "| | slm to llm |" in page
+    figures = json.loads((tmp_path / f"{stem}.json").read_text())
+    served = [model.engine.step_ms for model in deployments[0].models]  # type: ignore[union-attr]
+    assert figures["steps_ms"] == served and f"{served[0]:g} and {served[1]:g} ms" == title
+    assert figures["tokens_per_s"] == {"4": 60.0}
+
+
+@pytest.mark.parametrize("steps_ms", ["0 12", "2 -1", "nan 12", "2 inf"])
+def test_steps_that_take_no_time_are_refused(steps_ms: str, tmp_path: Path) -> None:
+    refused = _command(f"--output {tmp_path} --steps-ms {steps_ms}")
+    assert refused.exit_code == 2
+    assert "both must be above 0" in refused.output and not list(tmp_path.iterdir())
+
+
+def _command(options: str) -> Result:
+    app = typer.Typer()
+    app.command()(command.main)
+    return CliRunner().invoke(app, shlex.split(options))
 
 
 @pytest.fixture

@@ -6,22 +6,26 @@ from __future__ import annotations
 import json
 import math
 import os
+import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import grpc
 import pytest
+import typer
 
 from perf.runtime import cases, clients
-from perf.runtime.__main__ import CASES, ON_REQUEST
+from perf.runtime.__main__ import CASES, ON_REQUEST, main
 from perf.runtime.cases import Best, Row, _around
 from perf.runtime.clients import ClientResult, ClientSpec, PhaseResult, PhaseSpec, drive
+from perf.runtime.errors import standard_error
 from perf.runtime.findings import against, best_thresholds, follows_p, paired
 from perf.runtime.measure import Measured, Pair, measure
 from perf.runtime.report import markdown, plots
@@ -108,10 +112,32 @@ def test_a_request_that_fails_fails_the_run(server: type[FakeClient], monkeypatc
 
 
 def test_the_error_is_of_the_mean_of_the_seconds() -> None:
-    phase = PhaseResult(seconds=4, tokens=[10, 14, 10, 14])
-    assert phase.tokens_per_s == 12
-    assert phase.error == pytest.approx(math.sqrt(16 / 3) / 2)
-    assert PhaseResult(seconds=1, tokens=[5]).error == 0
+    assert standard_error([10, 14, 10, 14]) == pytest.approx(math.sqrt(16 / 3) / 2)  # in turn: not alike
+    assert standard_error([5]) == standard_error([5, 5, 5]) == 0
+    r = (2.25 - 2.25 + 2.25) / (4 * 2.25)  # of -1.5, -1.5, 1.5, 1.5
+    assert standard_error([0, 0, 3, 3]) == pytest.approx(math.sqrt(9 / 3 / 4 * (1 + r) / (1 - r)))
+
+
+def test_what_lies_between_phases_is_no_error() -> None:
+    assert standard_error([10, 10, 50, 50], phases=2) == 0
+    one, other = standard_error([10, 14, 11]), standard_error([50, 44, 59])
+    assert standard_error([10, 14, 11, 50, 44, 59], phases=2) == pytest.approx(math.hypot(one, other) / 2)
+    got = measured([10, 14, 10, 50, 54, 50], phases=2)
+    assert got.error == standard_error(got.by_second, 2) < standard_error(got.by_second)
+
+
+@pytest.mark.parametrize(("r", "seconds"), [(0.0, 30), (0.25, 30), (0.4, 30), (0.6, 90)])
+def test_the_error_is_right_where_successive_seconds_are_alike(r: float, seconds: int) -> None:
+    """An AR(1) series: the means of many differ as much as the error of each says, to 12 %."""
+    random = Random(1)
+    means, squares = [], []
+    for _ in range(1000):
+        series = [random.gauss(0, 1)]
+        while len(series) < seconds:
+            series.append(r * series[-1] + random.gauss(0, math.sqrt(1 - r * r)))
+        means.append(statistics.fmean(series))
+        squares.append(standard_error(series) ** 2)
+    assert math.sqrt(statistics.fmean(squares)) == pytest.approx(statistics.pstdev(means, 0.0), rel=0.12)
 
 
 class FakeServer:
@@ -149,7 +175,7 @@ def measured(tokens: list[int], phases: int = 1, **more: Any) -> Measured:
     each = len(tokens) // phases
     rates = [sum(tokens[i * each : (i + 1) * each]) / each for i in range(phases)]
     given = {"client_cpu": 0.1, "server_cpu": {"llm": 0.5}, "router_threads": [0.3, 0.1], "models": {}} | more
-    return Measured(tokens_per_s=sum(tokens) / len(tokens), error=1.0, phases=rates, by_second=tokens, **given)
+    return Measured(tokens_per_s=sum(tokens) / len(tokens), phases=rates, by_second=tokens, **given)
 
 
 def test_rounds_are_put_together() -> None:
@@ -157,7 +183,7 @@ def test_rounds_are_put_together() -> None:
     rounds = [measured([10, 12], models=costs[0]), measured([14, 16], server_cpu={"llm": 0.7}, models=costs[1])]
     whole = Measured.mean(rounds)
     assert (whole.tokens_per_s, whole.phases, whole.by_second) == (13.0, [13.0], [10, 12, 14, 16])
-    assert whole.error == pytest.approx(2**0.5 / 2)
+    assert whole.error == standard_error([10, 12, 14, 16])
     assert whole.server_cpu == {"llm": pytest.approx(0.6)}
     assert whole.models == {"llm": {"overhead_ms_p50": 0.5}}
 
@@ -169,7 +195,9 @@ def row(name: str, b: list[int], tokens: list[int], live: int = 8) -> Row:
 def test_a_difference_is_of_the_same_seconds() -> None:
     apart = paired([101, 202, 303], [100, 200, 300])
     assert apart.share == pytest.approx(0.01)
-    assert apart.error == pytest.approx(1 / math.sqrt(3) / 200)
+    assert apart.error == pytest.approx(1 / math.sqrt(3) / 200)  # of 1, 2, 3, where r = 0
+    two = [101, 202, 53, 54], [100, 200, 50, 50]
+    assert paired(*two, phases=2).error < paired(*two).error
     assert str(apart) == "+1.0 ± 0.3 %"
     with pytest.raises(ValueError):
         paired([1, 2], [1])
@@ -210,12 +238,51 @@ def test_auto_is_compared_by_phase_and_over_all() -> None:
         Row(name="B = 1,3", live=4, threshold=[1, 3], measured=measured(high, 3)),
         Row(name="auto", live=4, measured=measured([100, 102, 58, 60, 95, 97], 3)),
     ]
-    length, first, second, third, whole = follows_p(rows)
+    length, *lines = follows_p(rows)
     assert length.startswith("Phases of 2 s;")
-    assert first == "Phase 1, p = 0.1: auto +0.0 ± 0.0 % from the best constant B (1,1): within 3 %."
-    assert second == "Phase 2, p = 0.5: auto -3.3 ± 0.0 % from the best constant B (1,3): not within 3 %."
-    assert third == "Phase 3, p = 0.1: auto -5.0 ± 0.0 % from the best constant B (1,1): not within 3 %."
-    assert whole.startswith("Whole run: auto +1.6 ± ") and whole.endswith(" from the best of 2 constant B (1,1).")
+    best, sure = "from the best constant B", "yes, at two standard errors."
+    assert lines == [
+        f"Phase 1, p = 0.1: auto +0.0 ± 0.0 % {best} (1,1). Within 3 % of the best: {sure}",
+        f"Phase 2, p = 0.5: auto -3.3 ± 0.0 % {best} (1,3). Within 3 % of the best: no.",
+        f"Phase 3, p = 0.1: auto -5.0 ± 0.0 % {best} (1,1). Within 3 % of the best: no.",
+        f"Whole run: auto +1.6 ± 0.4 % from the best of 2 constant B (1,1). None above auto: {sure}",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("auto", "phase", "whole"),
+    [
+        ([98, 100], "-1.0 ± 1.0 % {} yes, at two standard errors.", "not as measured, but the errors"),
+        ([96, 100], "-2.0 ± 2.0 % {} as measured, but the errors are too large to say.", "not as measured, but"),
+        ([94, 98], "-4.0 ± 2.0 % {} not as measured, but the errors are too large to say.", "no."),
+        ([94, 96], "-5.0 ± 1.0 % {} no.", "no."),
+        ([100, 104], "+2.0 ± 2.0 % {} yes, at two standard errors.", "as measured, but"),
+        ([104, 106], "+5.0 ± 1.0 % {} yes, at two standard errors.", "yes, at two"),
+    ],
+)
+def test_what_the_errors_do_not_allow_is_not_said_of_auto(auto: list[int], phase: str, whole: str) -> None:
+    """In each phase the same, so that the whole run's error is smaller by the root of three."""
+    rows = [
+        Row(name="B = 1,1", live=4, threshold=[1, 1], measured=measured([100] * 6, 3)),
+        Row(name="B = 1,3", live=4, threshold=[1, 3], measured=measured([50] * 6, 3)),
+        Row(name="auto", live=4, measured=measured(auto * 3, 3)),
+    ]
+    _, *phases, all_told = follows_p(rows)
+    says = phase.format("from the best constant B (1,1). Within 3 % of the best:")
+    assert all(f"auto {says}" in line for line in phases)
+    assert f"None above auto: {whole}" in all_told
+
+
+def test_auto_is_compared_with_every_constant_b() -> None:
+    """What measured best is known well; another may be better, as far as its errors say."""
+    rows = [
+        Row(name="B = 1,1", live=4, threshold=[1, 1], measured=measured([100] * 6, 3)),
+        Row(name="B = 1,3", live=4, threshold=[1, 3], measured=measured([80, 119] * 3, 3)),
+        Row(name="auto", live=4, measured=measured([101] * 6, 3)),
+    ]
+    _, first, *_, whole = follows_p(rows)
+    assert "(1,1). Within 3 % of the best: as measured, but the errors" in first
+    assert "(1,1). None above auto: as measured, but the errors" in whole
 
 
 def test_the_b_around_the_best() -> None:
@@ -259,6 +326,36 @@ def test_every_case_has_settings_that_can_be_served_and_a_page(name: str, machin
     page = markdown({name: rows})
     assert page.count("\n| ") == 1 + len(rows)
     assert [path.is_file() for path in plots({name: rows}, tmp_path, "x")] == [True]
+
+
+def test_an_earlier_run_is_written_again_with_the_errors_of_today(machine: FakeMachine, tmp_path: Path) -> None:
+    rows = cases.moving(4, lambda _: None)
+    rows[0].measured.by_second[0] += 5
+    stored = [row.model_dump() for row in rows]
+    stored[0]["measured"]["error"] = 77.0
+    old = tmp_path / "runtime-moving.json"
+    old.write_text(json.dumps({"took_s": 3.0, "moving": stored}))
+    machine.loads = {}
+    main(again=old, output=tmp_path / "new")
+    assert not machine.loads
+    written = json.loads((tmp_path / "new/runtime-moving.json").read_text())
+    assert written == {"took_s": 3.0, "moving": [row.model_dump() for row in rows]}
+    page = (tmp_path / "new/runtime-moving.md").read_text()
+    assert page == markdown({"moving": rows}) and "one run with one seed" in page
+    assert (tmp_path / "new/runtime-moving_moving.png").is_file()
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"took_s": 1, "other": []}', '{"took_s": 1, "many": [{"name": 1}]}'])
+def test_a_file_of_something_else_is_not_written_again(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(text)
+    with pytest.raises(typer.BadParameter, match=r"x\.json: not the JSON of a run: "):
+        main(again=path, output=tmp_path)
+
+
+def test_an_earlier_run_is_written_again_as_it_was(tmp_path: Path) -> None:
+    with pytest.raises(typer.BadParameter, match="neither --only nor --longer"):
+        main(only=["many"], again=tmp_path / "x.json", output=tmp_path)
 
 
 def test_rounds_take_turns_with_a_seed_each(machine: FakeMachine) -> None:
