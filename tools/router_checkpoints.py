@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
 from tools.errors import UserError
@@ -43,7 +45,8 @@ class Checkpoint:
 def read_checkpoint(path: Path, algorithm: str) -> Checkpoint:
     """The router in a checkpoint of that algorithm's own code.
 
-    Raises UserError when the file can't be read, holds anything but plain data, or another layout.
+    Raises UserError when the file can't be read, holds anything but plain data, another layout, or a number that is
+    not finite.
     """
     import torch
 
@@ -53,11 +56,7 @@ def read_checkpoint(path: Path, algorithm: str) -> Checkpoint:
     except OSError as error:
         raise UserError(f"{path}: can't be read: {error.strerror}") from error
     except Exception as error:  # on a file that isn't a checkpoint, torch's unpickler raises whatever it runs into
-        reason = str(error).strip().splitlines()
-        raise UserError(
-            f"{path}: is no checkpoint of weights and plain data alone, and anything else is never loaded:"
-            f" {reason[0] if reason else type(error).__name__}"
-        ) from error
+        raise UserError(f"{path}: {_refusal(error)}") from error
     if not isinstance(content, dict):
         raise UserError(f"{path}: got a {type(content).__name__}; allowed: a dict, as {algorithm}'s own code saves")
     try:
@@ -66,6 +65,19 @@ def read_checkpoint(path: Path, algorithm: str) -> Checkpoint:
         raise UserError(f"{path}: {error}") from error
     checkpoint.data.update(converted_from=path.name, sha256=digest)
     return checkpoint
+
+
+def _refusal(error: Exception) -> str:
+    """What is wrong with a file that torch didn't load. Torch's own words tell how to load it all the same, which lets
+    a malicious file do what it likes: they are not passed on."""
+    text = str(error).strip()
+    if isinstance(error, UnpicklingError) or "weights_only" in text:
+        named = re.search(r"GLOBAL ([\w.]{1,100})", text)
+        return (
+            f"holds something other than tensors and plain containers{f' ({named[1]})' if named else ''}, or is no"
+            " checkpoint; it isn't loaded, because that could run code"
+        )
+    return f"is no checkpoint ({': '.join([type(error).__name__, *text.splitlines()[:1]])})"
 
 
 def _r2r(content: Mapping[str, Any]) -> Checkpoint:
@@ -85,6 +97,11 @@ def _r2r(content: Mapping[str, Any]) -> Checkpoint:
     tensors = _renamed({k: v for k, v in state.items() if k != _R2R_EMBEDDING}, {**_R2R_NAMES, **names})
     hidden, top_logits = _matrix(tensors, "logits_projection")
     width, features = _matrix(tensors, "combined_projection")
+    if features <= 2 * hidden:
+        raise ValueError(
+            f"state_dict: combined_projection has {features} inputs; allowed: more than {2 * hidden}, since it takes"
+            f" the embedding beside {hidden} numbers of the hidden state and {hidden} of the logits"
+        )
     network = {
         "hidden_size": hidden,
         "embedding_size": features - 2 * hidden,
@@ -116,7 +133,8 @@ def _matrix(tensors: Mapping[str, torch.Tensor], module: str) -> tuple[int, int]
 
 
 def _renamed(state: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, torch.Tensor]:
-    """The tensors under our modules' names. Raises ValueError for one that is unknown, or a module without any."""
+    """The tensors under our modules' names. Raises ValueError for one that is unknown or not finite, or a module
+    without any."""
     import torch
 
     tensors, missing = {}, dict(names)
@@ -126,6 +144,12 @@ def _renamed(state: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, to
             raise ValueError(
                 f"state_dict: got '{key}', a {type(tensor).__name__}; allowed: tensors of {', '.join(names)}"
             )
+        if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized or tensor.is_complex():
+            kind = f"{tensor.dtype}, {tensor.layout}, on {tensor.device.type}"
+            raise ValueError(f"state_dict: '{key}' is {kind}; allowed: dense, real numbers")
+        in_use = tensor.float() if tensor.is_floating_point() else tensor  # FP32, whatever the file has
+        if not torch.isfinite(in_use).all():
+            raise ValueError(f"state_dict: '{key}' holds NaN or infinite numbers in FP32; allowed: finite ones")
         missing.pop(module, None)
         tensors[f"{names[module]}.{last}"] = tensor
     if missing:

@@ -131,11 +131,24 @@ class Intake:
                 f"sampling parameters: the engine of model '{served.greedy_only[0]}' can't sample;"
                 " allowed: greedy requests only"
             )
-        if self._needs_sampling and params.temperature < GREEDY_BELOW:
-            raise InvalidRequest(
-                f"temperature: router '{self._router.name}' must sample; allowed: {GREEDY_BELOW:g} or more,"
-                f" got {params.temperature:g}"
-            )
+        if self._needs_sampling:
+            self._check_leaves_a_choice(params, served)
+
+    def _check_leaves_a_choice(self, params: GenerateParams, served: Served) -> None:
+        """Refuses what always leaves one token to draw from: that is greedy, whatever the temperature."""
+        # the most probable of V tokens has 1/V or more: no second one is needed to reach a top_p up to that
+        top_p_above = 1 / served.vocab_size
+        for field, leaves_a_choice, allowed in (
+            ("temperature", params.temperature >= GREEDY_BELOW, f"{GREEDY_BELOW:g} or more"),
+            ("top_k", params.top_k != 1, "0 (off), or 2 or more"),
+            ("top_p", params.top_p > top_p_above, f"above {top_p_above:g}"),
+            ("min_p", params.min_p < 1, "below 1"),
+        ):
+            if not leaves_a_choice:
+                raise InvalidRequest(
+                    f"{field}: router '{self._router.name}' must sample; allowed: {allowed},"
+                    f" got {getattr(params, field):g}"
+                )
 
     def _prompt_ids(self, params: GenerateParams, served: Served) -> list[int]:
         if params.input_ids is not None:

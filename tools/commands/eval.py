@@ -37,7 +37,10 @@ def run(
     router_params: Annotated[str | None, typer.Option(help="JSON: what each request overrides.")] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests at once.")] = 8,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 400,
-    temperature: Annotated[float, typer.Option(help="Of routers that must sample; the others answer greedily.")] = 1.0,
+    temperature: Annotated[
+        float | None,
+        typer.Option(help="Only of routers that must sample; the others answer greedily.", show_default="1.0"),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the requests.")] = 0,
     output: Output = Path("evaluation"),
 ) -> None:
@@ -50,7 +53,7 @@ def run(
     deployment = load_deployment(config)
     given = {
         "task": {"type": task}, "problems": problems, "concurrency": concurrency, "max_tokens": max_tokens,
-        "temperature": temperature, "seed": seed,
+        "seed": seed, **({} if temperature is None else {"temperature": temperature}),
     }  # fmt: skip
     console = Console(highlight=False)
     with told():

@@ -58,11 +58,15 @@ def convert_command(
             algorithm=algorithm.value,
             models=[_name(slm), _name(llm)],
             hidden_size=read.network["hidden_size"],
-            vocab_size=_vocab_size(slm) if vocab_size is None else vocab_size,
+            vocab_size=_vocab_size(slm, vocab_size, read.network["hidden_size"], checkpoint),
             threshold=used,
             network=read.network,
             data=read.data,
         )
+        if (top_logits := read.network.get("top_logits", 0)) > header.vocab_size:
+            raise ValueError(
+                f"takes the {top_logits} largest logits, but the vocabulary has {header.vocab_size} tokens"
+            )
         restore(R2RNetwork if algorithm is _Algorithm.r2r else CiterNetwork, read.network, read.tensors)
         save_router(output, header, read.tensors)
     except OSError as error:
@@ -108,12 +112,23 @@ def _name(weights: str) -> str:
     return weights_name(weights)
 
 
-def _vocab_size(slm: str) -> int:
-    """Of the small model's file. Raises UserError when it isn't there."""
+def _vocab_size(slm: str, given: int | None, hidden_size: int, checkpoint: Path) -> int:
+    """The one given, or that of the small model's file. Raises UserError when there is neither, or when the file, if
+    it is there, is of another hidden size than the router."""
     from python_backends.llm.catalog import WeightsError, locate_weights
     from python_backends.llm.gguf_header import read_gguf_header
 
     try:
-        return read_gguf_header(locate_weights(slm)).arrays["tokenizer.ggml.tokens"].length
+        header = read_gguf_header(locate_weights(slm))
+        vocab_size = header.arrays["tokenizer.ggml.tokens"].length if given is None else given
     except (WeightsError, OSError, ValueError, KeyError) as error:
-        raise UserError(f"--vocab-size: not given, and not known of the small model: {error}") from error
+        if given is None:
+            raise UserError(f"--vocab-size: not given, and not known of the small model: {error}") from error
+        return given
+    width = header.of_architecture("embedding_length")
+    if width not in (None, hidden_size):
+        raise UserError(
+            f"{checkpoint}: is of a model with hidden size {hidden_size}, but --slm {slm} has {width}; allowed: the"
+            " small model that the router was trained beside"
+        )
+    return vocab_size

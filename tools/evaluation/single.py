@@ -35,6 +35,7 @@ def evaluate(
 ) -> SweepResult:
     """Asks what is missing in `folder` and writes the report there.
 
+    spec: its temperature is given only where the router must sample.
     router_params: what each request overrides. server, url: of a running server of this deployment; None = start one.
     Raises UserError, GenerationError, ControlError, SandboxError; run again, it goes on where it was.
     """
@@ -44,6 +45,11 @@ def evaluate(
         deployment.router.override(router_params, deployment.model_names)
     except ValueError as error:
         raise UserError(f"--router-params: {error}") from error
+    if "temperature" in spec.model_fields_set and not deployment.router.algorithm().needs_sampling:
+        raise UserError(
+            f"--temperature: got {spec.temperature:g}; only of routers that must sample; the deployment's is"
+            f" {deployment.router.name}, which answers greedily"
+        )
     label = " ".join([deployment.router.name, *(f"{k}={v}" for k, v in router_params.items())])
     point = Point(label, deployment.router.name, deployment.router, router_params)
     bench = Bench(spec, deployment, folder, console)

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, field_validator, model_validator
 
+from python_backends.llm.contract import GREEDY_BELOW
 from routers import RouterConfig
 from tools.config_errors import explain
 from tools.deployment import Deployment, load_deployment
@@ -69,8 +70,8 @@ class SweepSpec(_Config):
     routers: list[RouterSweep] = []
     max_tokens: PositiveInt = 400
     concurrency: PositiveInt = 8
-    temperature: float = Field(1.0, gt=0)
-    seed: int = Field(0, ge=0)
+    temperature: float = Field(1.0, ge=GREEDY_BELOW, le=100)  # as requests of such routers may have it
+    seed: int = Field(0, ge=0, lt=2**64 - 2**32)  # each question adds 32 bits of its own
     controls: bool = True
     control_tolerance: float = Field(0.005, ge=0, le=1)
     query_level: bool = True

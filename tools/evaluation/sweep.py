@@ -13,7 +13,8 @@ from typing import Any
 
 from rich.console import Console
 
-from python_backends.llm.catalog import locate_tokenizer
+from python_backends.llm.catalog import CATALOG, locate_tokenizer
+from python_backends.llm.engines.config import LlamaCppConfig
 from python_backends.token_router.tokenizer import Tokenizer
 from routers import RouterConfig
 from routers.neural import NeuralParams
@@ -31,7 +32,9 @@ from tools.evaluation.report import LLM_ONLY, RANDOM, SLM_ONLY, SweepResult, wri
 from tools.evaluation.spec import Point, SweepSpec, points_of
 from tools.evaluation.summary import PointResult, way_up
 from tools.evaluation.tasks import digest, questions, selected
+from tools.models import fetch
 from tools.own_server import own_server_of
+from tools.validate import check
 
 __all__ = ["Bench", "sweep"]
 
@@ -172,8 +175,10 @@ def _swept(bench: Bench, models_alone: Sequence[Point], points: Sequence[Point],
     spec = bench.spec
     for point in [*models_alone, *points]:
         bench.file(point)  # settings that don't fit are told before the first hour of work
+    groups = _groups([*models_alone, *points])
+    _check_served(bench, groups)
     measured: list[Point] = []
-    for group in _groups([*models_alone, *points]):
+    for group in groups:
         _measure(bench, group)
         measured += group
         report(bench, measured, {}, folder)
@@ -237,13 +242,35 @@ def _measure(bench: Bench, group: Sequence[Point]) -> None:
     """Points of one server, which is started if one of them misses answers."""
     if not any(bench.missing(point) for point in group):
         return
+    with own_server_of(_served_for(bench, group), bench.console) as server:
+        for point in group:
+            bench.ask(point, server.grpc_url, server.control)
+
+
+def _served_for(bench: Bench, group: Sequence[Point]) -> Deployment:
+    """What the group's server serves."""
     router = group[0].router
     update: dict[str, Any] = {"router": router}
     if router.name == "single":  # the other model would prefill for nothing
         update["batching"] = bench.deployment.batching.model_copy(update={"llm_prefill": "lazy"})
-    with own_server_of(bench.deployment.model_copy(update=update), bench.console) as server:
-        for point in group:
-            bench.ask(point, server.grpc_url, server.control)
+    return bench.deployment.model_copy(update=update)
+
+
+def _check_served(bench: Bench, groups: Sequence[Sequence[Point]]) -> None:
+    """Raises UserError when one of the servers that are needed would be refused at its start: what `tokenrouter
+    validate` says of it. Nothing is loaded, but weights of the catalogue that this machine lacks are fetched."""
+    needed = [group for group in groups if any(bench.missing(point) for point in group)]
+    for index in bench.deployment.here if needed else ():
+        engine = bench.deployment.models[index].engine
+        if isinstance(engine, LlamaCppConfig) and engine.weights in CATALOG:
+            fetch(engine.weights)  # without them, whether a router fits them isn't known
+    lines = []
+    for group in needed:
+        for problem in check(_served_for(bench, group)):
+            of_router = problem.path.split(".")[0] == "router"
+            lines.append(f"{group[0].label}: {problem}" if of_router else str(problem))
+    if lines:
+        raise UserError(dict.fromkeys(lines))  # what has nothing to do with the router is found for each
 
 
 def _groups(points: Iterable[Point]) -> list[list[Point]]:

@@ -78,7 +78,7 @@ def _train(
         "trained_tokens": len(tokens.rows(Split.TRAIN)),
         "trained_positives": int(tokens.labels[tokens.rows(Split.TRAIN).numpy()].sum()),
         "rounds": recipe.rounds,
-        "epochs_run": [len(history) for history in histories],
+        "epochs_run": [len(history) - 1 for history in histories],  # the first loss is from before them
         "target": {"llm_share": target.llm_share} if target.llm_share is not None else {"recall": target.recall},
     } | recipe.facts()
     header = RouterHeader(

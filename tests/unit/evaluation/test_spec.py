@@ -63,6 +63,11 @@ def test_what_a_file_can_have_wrong(tmp_path: Path) -> None:
     assert told(tmp_path, routers=[{"name": "rstitch"}, {"name": "rstitch"}]) == [
         "routers: each needs a label of its own; given twice: rstitch"
     ]
+    assert told(tmp_path, temperature=1e-6) == [
+        "temperature: got 1e-06; input should be greater than or equal to 0.00001"
+    ]
+    assert told(tmp_path, temperature=101) == ["temperature: got 101; input should be less than or equal to 100"]
+    assert told(tmp_path, seed=2**64)[0].startswith("seed: got 18446744073709551616; input should be less than")
     assert told(tmp_path, concurency=3)[0].startswith("concurency: unknown key (did you mean 'concurrency'?)")
     assert told(tmp_path, task={"type": "mmlu"}) == ["task.type: got 'mmlu'; allowed: 'humaneval', 'reasoning'"]
     kinds = told(tmp_path, task={"type": "reasoning", "kinds": ["gcd", "chain_sum", "gcd"]})

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import sys
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from tools.deployment import Deployment, load_deployment
 from tools.errors import UserError
 from tools.evaluation.single import evaluate
 from tools.evaluation.spec import Point, SweepSpec
-from tools.evaluation.sweep import Bench, _controls, _rounded, sweep
+from tools.evaluation.sweep import Bench, _check_served, _controls, _rounded, sweep
+from tools.tiny_models import ensure_tiny_models
 
 CONSOLE = Console(quiet=True)
 
@@ -199,6 +201,57 @@ def test_a_wide_tolerance_leaves_no_point_without_a_control(llm: int, p: float, 
 
 def test_a_tiny_share_is_not_rounded_to_no_choice() -> None:
     assert [_rounded(share) for share in (0.06543, 0.00002, 0.99999)] == [0.0654, 0.00002, 0.99999]
+
+
+def test_a_router_that_does_not_fit_the_models_is_refused_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By what `tokenrouter validate` says, a line for each router; what has nothing to do with them is said once."""
+    made = ensure_tiny_models(tmp_path / "tiny")
+    engine = {"type": "llama_cpp", "context_tokens": 128}
+    models = [{"name": name, "engine": {**engine, "weights": str(made[name])}} for name in ("slm", "llm")]
+    tiny = Deployment.model_validate({"tokenizer": str(made["tokenizer"]), "models": models})
+    other = str(write(tmp_path / "other.safetensors", "citer", network("citer")))
+    spec = SweepSpec.model_validate(
+        {
+            "problems": "0:1",
+            "routers": [
+                {"name": "rstitch", "params": {"tau": 0.1}},
+                {"name": "citer", "params": {"weights": other}, "sweep": {"tau": [0.1, 0.5]}},
+                {"name": "co_llm", "label": "co", "params": {"weights": "co_llm-qwen2.5-coder"}},
+            ],
+        }
+    )
+    started: list[str] = []
+
+    @contextmanager
+    def server(deployment: Deployment, console: Console) -> Iterator[None]:
+        started.append(deployment.router.name)
+        raise UserError("started")
+        yield
+
+    monkeypatch.setattr("tools.evaluation.sweep.own_server_of", server)
+    with pytest.raises(UserError) as error:
+        sweep(spec, tiny, tmp_path / "out", CONSOLE)
+    assert started == []
+    citer, co = error.value.lines
+    assert citer.startswith("citer tau=0.1: router.params: got ") and "vocab_size: trained for 40" in citer
+    assert co.startswith("co: router.params: got ") and "vocab_size: trained for 151936" in co
+    short = tiny.model_copy(update={"limits": tiny.limits.model_copy(update={"max_live": 1000})})
+    with pytest.raises(UserError) as error:
+        sweep(spec, short, tmp_path / "out", CONSOLE)
+    assert [line.split(":")[0] for line in error.value.lines] == ["limits.max_live"] * 2 + ["citer tau=0.1", "co"]
+    with pytest.raises(UserError, match=r"^started$"):
+        sweep(spec.model_copy(update={"routers": spec.routers[:1]}), tiny, tmp_path / "out", CONSOLE)
+    assert started == ["single"]
+
+
+def test_what_is_measured_already_needs_no_server_and_no_check(tmp_path: Path) -> None:
+    spec = SweepSpec(problems="0:1")
+    bench = Bench(spec, _models(2), tmp_path / "out", CONSOLE)
+    point = Point("p", "p", RouterConfig(name="co_llm", params={"weights": "co_llm-qwen2.5-coder"}))
+    bench.file(point).add(answered(0, True).model_copy(update={"id": bench.questions[0].id}))
+    _check_served(bench, [[point]])
 
 
 def test_a_folder_is_worked_in_by_one_process(tmp_path: Path) -> None:

@@ -58,6 +58,11 @@ def _intake(tokenizer: Any = None, router: str = "rstitch") -> Intake:
     return Intake(tokenizer, RouterConfig(name=router), ["slm", "llm"], LimitsConfig(default_max_tokens=30))
 
 
+def _sampling_intake() -> Intake:
+    router = RouterConfig(name="me", params={"weights": [0.5, 0.5]})
+    return Intake(None, router, ["slm", "llm"], LimitsConfig(default_max_tokens=30))
+
+
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
@@ -166,6 +171,31 @@ def test_an_engine_that_cannot_sample_takes_greedy_requests_only() -> None:
             _intake().check({"input_ids": [1], field: value}, served)
     assert _intake().check({"input_ids": [1], "seed": 3}, served).seed == 3
     _intake().check({"input_ids": [1], "temperature": 0.0, "top_p": 0.95}, served)  # greedy all the same
+
+
+@pytest.mark.parametrize(
+    ("sampling", "message"),
+    [
+        ({}, "temperature: router 'me' must sample; allowed: 1e-05 or more, got 0"),
+        ({"temperature": 9e-6}, "temperature: router 'me' must sample; allowed: 1e-05 or more, got 9e-06"),
+        ({"temperature": 1, "top_k": 1}, "top_k: router 'me' must sample; allowed: 0 (off), or 2 or more, got 1"),
+        ({"temperature": 1, "top_p": 0.02}, "top_p: router 'me' must sample; allowed: above 0.02, got 0.02"),
+        ({"temperature": 1, "top_p": 1e-9}, "top_p: router 'me' must sample; allowed: above 0.02, got 1e-09"),
+        ({"temperature": 1, "min_p": 1.0}, "min_p: router 'me' must sample; allowed: below 1, got 1"),
+    ],
+)
+def test_a_router_that_must_sample_takes_nothing_that_always_leaves_one_token(
+    sampling: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        _sampling_intake().check({"input_ids": [1], **sampling}, SERVED)
+    assert str(refusal.value) == message
+    _intake().check({"input_ids": [1], **sampling}, SERVED)  # any other router takes it
+
+
+@pytest.mark.parametrize("sampling", [{}, {"top_k": 2}, {"top_p": 0.021}, {"min_p": 0.99}, {"presence_penalty": 1.0}])
+def test_a_router_that_must_sample_takes_what_leaves_a_choice(sampling: dict[str, Any]) -> None:
+    _sampling_intake().check({"input_ids": [1], "temperature": 1e-5, **sampling}, SERVED)
 
 
 def test_a_request_that_could_never_fit_in_the_kv_is_refused() -> None:

@@ -7,9 +7,14 @@ The two modules below have the layout of R2R's (r2r/models/router.py) and CITER'
 from __future__ import annotations
 
 import json
+import tarfile
+import warnings
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 import torch
 from torch import nn
@@ -127,10 +132,30 @@ class _Trap:
 
 
 def test_code_in_a_checkpoint_is_not_executed(tmp_path: Path) -> None:
-    torch.save({"state_dict": _Trap(tmp_path / "proof")}, tmp_path / "trap.pt")
-    with pytest.raises(UserError, match="anything else is never loaded"):
-        read_checkpoint(tmp_path / "trap.pt", "r2r")
+    path = tmp_path / "trap.pt"
+    torch.save({"state_dict": _Trap(tmp_path / "proof")}, path)
+    with pytest.raises(UserError) as refusal:
+        read_checkpoint(path, "r2r")
+    told = str(refusal.value)
+    assert told.startswith(f"{path}: holds something other than tensors and plain containers (")
+    assert told.endswith("getattr), or is no checkpoint; it isn't loaded, because that could run code")
     assert not (tmp_path / "proof").exists()
+
+
+def test_nobody_is_told_how_to_load_code(tmp_path: Path) -> None:
+    """As torch tells of these, in errors that aren't an unpickler's."""
+    script, tar = tmp_path / "script.pt", tmp_path / "old.pt"
+    with zipfile.ZipFile(script, "w") as archive:  # of TorchScript
+        for name, content in (("constants.pkl", b"\x80\x02)."), ("data.pkl", b"\x80\x02}."), ("version", b"3\n")):
+            archive.writestr(f"script/{name}", content)
+    with tarfile.open(tar, "w") as archive:
+        archive.addfile(tarfile.TarInfo("storages"))
+    for path in (script, tar):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's, of a TorchScript archive
+            with pytest.raises(UserError) as refusal:
+                read_checkpoint(path, "r2r")
+        assert str(refusal.value).endswith("or is no checkpoint; it isn't loaded, because that could run code")
 
 
 @pytest.mark.parametrize(
@@ -144,6 +169,14 @@ def test_code_in_a_checkpoint_is_not_executed(tmp_path: Path) -> None:
         ({"state_dict": 3}, "with a state_dict"),
         ({"state_dict": {"logits_projection.weight": [1.0]}}, "got 'logits_projection.weight', a list"),
         ({"state_dict": {7: torch.zeros(1)}}, "state_dict: got '7', a Tensor; allowed: tensors of logits_projection"),
+        (
+            {"state_dict": {"logits_projection.bias": torch.tensor([1, torch.nan])}},
+            "'logits_projection.bias' holds NaN",
+        ),
+        (
+            {"state_dict": {"logits_projection.weight": torch.full((H, TOP), 1e300, dtype=torch.float64)}},
+            "state_dict: 'logits_projection.weight' holds NaN or infinite numbers in FP32; allowed: finite ones",
+        ),
         ({"common_args": [0.4]}, "common_args: got a list; allowed: a dict"),
     ],
 )
@@ -164,7 +197,11 @@ def test_a_layer_without_its_matrix_is_named(weight: torch.Tensor | None, tmp_pa
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"hello", "never loaded"), (b"", "never loaded"), (None, "can't be read: No such file or directory")],
+    [
+        (b"hello", "is no checkpoint"),
+        (b"", "is no checkpoint"),
+        (None, "can't be read: No such file or directory"),
+    ],
 )
 def test_what_is_no_checkpoint_is_said(content: bytes | None, message: str, tmp_path: Path) -> None:
     path = tmp_path / "router.pt"
@@ -216,6 +253,70 @@ def test_a_checkpoints_threshold_out_of_range_is_said(tmp_path: Path) -> None:
     wanted = ["--algorithm", "r2r", "--slm", "small", "--llm", "large", *output]
     result = CliRunner().invoke(app, ["routers", "convert", str(path), *wanted])
     assert str(result.exception) == f"{path}: threshold: Input should be less than or equal to 1, got 1.5"
+
+
+@pytest.mark.parametrize("algorithm", ["r2r", "citer"])
+def test_a_router_that_no_server_would_take_is_not_written(algorithm: str, tmp_path: Path) -> None:
+    """By its numbers, and by the small model's hidden size, whether or not the vocabulary's size is given."""
+    official = OfficialR2R() if algorithm == "r2r" else OfficialCiter()
+    path, output = tmp_path / "router.pt", tmp_path / "r.safetensors"
+
+    def convert(width: int, *more: str) -> str | None:
+        slm = tmp_path / f"small{width}.gguf"
+        _write_gguf(slm, width)
+        torch.save(official.state_dict(), path) if algorithm == "citer" else save_r2r(path, official, False)
+        arguments = ["routers", "convert", str(path), "--algorithm", algorithm, "--output", str(output)]
+        wanted = ["--slm", str(slm), "--llm", "large", "--threshold", "0.5"]
+        result = CliRunner().invoke(app, [*arguments, *wanted, *more])
+        return None if result.exit_code == 0 else str(result.exception)
+
+    for more in ([], ["--vocab-size", "99"]):
+        refused = convert(H + 1, *more)
+        assert refused is not None
+        assert refused.startswith(f"{path}: is of a model with hidden size {H}, but --slm ")
+        assert f"has {H + 1}; allowed: " in refused
+        assert not output.exists()
+    if algorithm == "r2r":
+        assert (
+            convert(H, "--vocab-size", "4")
+            == f"{path}: takes the {TOP} largest logits, but the vocabulary has 4 tokens"
+        )
+    assert convert(H) is None
+    assert load_router(output, algorithm).header.vocab_size == 7
+    output.unlink()
+    name, tensor = next((n, t) for n, t in official.state_dict().items() if n.endswith("bias"))
+    tensor[0] = torch.inf
+    assert convert(H) == f"{path}: state_dict: '{name}' holds NaN or infinite numbers in FP32; allowed: finite ones"
+    assert not output.exists()
+
+
+@pytest.mark.parametrize("odd", [torch.Tensor.to_sparse, lambda t: t.to("meta"), lambda t: t.to(torch.complex64)])
+def test_a_tensor_that_is_not_plain_numbers_is_named(
+    odd: Callable[[torch.Tensor], torch.Tensor], tmp_path: Path
+) -> None:
+    state = OfficialCiter().state_dict()
+    torch.save({**state, "linear.weight": odd(state["linear.weight"])}, tmp_path / "mlp.pth")
+    with pytest.raises(
+        UserError, match=r"'linear.weight' is torch.\w+, torch.\w+, on \w+; allowed: dense, real numbers$"
+    ):
+        read_checkpoint(tmp_path / "mlp.pth", "citer")
+
+
+def test_an_r2r_router_without_room_for_an_embedding_is_refused(tmp_path: Path) -> None:
+    official = OfficialR2R()
+    official.combined_projection = nn.Linear(2 * H, W)
+    with pytest.raises(UserError, match=f"combined_projection has {2 * H} inputs; allowed: more than {2 * H}"):
+        read_checkpoint(save_r2r(tmp_path / "router.pt", official, False), "r2r")
+
+
+def _write_gguf(path: Path, hidden_size: int) -> None:
+    """Metadata only, of a model with a vocabulary of 7."""
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_embedding_length(hidden_size)
+    writer.add_token_list([f"t{i}" for i in range(7)])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
 
 
 def test_show_says_what_is_wrong() -> None:

@@ -158,6 +158,8 @@ def test_a_router_learns_and_its_file_and_report_say_what_it_is(tmp_path: Path, 
     assert all(torch.equal(t, t.half().float()) for t in file.tensors.values() if t.is_floating_point())
     report = json.loads(output.with_suffix(".json").read_text())
     assert report["threshold"] == file.header.threshold
+    # of the last round; the first loss is from before the first epoch
+    assert report["data"]["epochs_run"] == [len(losses) - 1 for losses in report["held_out_loss"]]
     assert f"{facts['metrics']['auroc']:.3f}" in output.with_suffix(".md").read_text()
     assert output.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
