@@ -245,7 +245,9 @@ def threshold(
             help="Live requests, one number or several.", show_default=" ".join(map(str, ThresholdOptions.concurrency))
         ),
     ] = None,
-    delta_ms: Annotated[float, typer.Option(help="The grid of the step times.")] = ThresholdOptions.delta_ms,
+    delta_ms: Annotated[
+        float | None, typer.Option(help="The grid of the step times.", show_default="as fine as they need, 0.1 at most")
+    ] = ThresholdOptions.delta_ms,
     method: Annotated[str, typer.Option(help="auto, exact, or sampled.")] = ThresholdOptions.method,
     seed: Annotated[int, typer.Option(help="Of what is sampled.")] = ThresholdOptions.seed,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,

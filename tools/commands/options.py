@@ -44,9 +44,10 @@ class SimulateOptions:
 
 @dataclass(frozen=True)
 class ThresholdOptions:
-    """Besides the profile's; concurrency: the numbers of live requests to solve for."""
+    """Besides the profile's; concurrency: the numbers of live requests to solve for. delta_ms: the grid of step times,
+    None = as fine as they need."""
 
     concurrency: Sequence[int] = (4,)
-    delta_ms: float = 0.1
+    delta_ms: float | None = None
     method: str = "auto"
     seed: int = 0

@@ -63,7 +63,9 @@ def profile(config: str | None, output: Path, options: MeasureOptions) -> None:
     console = Console(highlight=False)
     try:
         with _serving(deployment, points, options, console) as (control, grpc_url):
-            measured = _measure(control, grpc_url, points, requests, options.seconds, console)
+            measured = _measure(
+                control, grpc_url, points, requests, options.seconds, console, own_b=options.server is not None
+            )
     except GenerationError as error:
         raise UserError(error.told()) from error
     except ControlError as error:
@@ -154,15 +156,18 @@ def _measure(
     requests: Requests,
     seconds: float,
     console: Console,
+    own_b: bool = False,
 ) -> dict[str, Any]:
-    """What the server has measured under the load (`Runtime.measured`), the counts only those of the load."""
+    """What the server has measured under the load (`Runtime.measured`), the counts only those of the load.
+
+    own_b: the server keeps the B that it has, instead of those of the points.
+    """
     before = control.traffic()["counts"]
     bar = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     with Progress(*bar, console=console, transient=True) as progress:
         task = progress.add_task("", total=len(points) * (seconds + _SETTLE_S))
         for point in points:
-            many = "1 request" if point.live == 1 else f"{point.live} requests"
-            progress.update(task, description=f"{many:>12}, {'in turns' if point.gathers else 'side by side'}")
+            progress.update(task, description=_described(point, own_b))
             with ClosedLoop(grpc_url, point.live, requests) as load:
                 ends = time.monotonic() + seconds + _SETTLE_S
                 while (left := ends - time.monotonic()) > 0:
@@ -174,6 +179,13 @@ def _measure(
         name: _less(measured["counts"][name], before[name]) for name in ("outcomes", "tokens", "steps", "sessions")
     }
     return {**measured, "counts": counts}
+
+
+def _described(point: _Point, own_b: bool) -> str:
+    """What happens at a point, for the progress bar. own_b: by the B that the server has."""
+    many = "1 request" if point.live == 1 else f"{point.live} requests"
+    how = "with the server's own B" if own_b else "in turns" if point.gathers else "side by side"
+    return f"{many:>12}, {how}"
 
 
 def _less(now: Any, before: Any) -> Any:

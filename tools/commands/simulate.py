@@ -18,9 +18,10 @@ from python_backends.token_router.config import BatchingConfig
 from python_backends.token_router.threshold.network import check_thresholds
 from python_backends.token_router.threshold.profile import Profile
 from python_backends.token_router.threshold.solve import evaluate, solve
+from python_backends.token_router.threshold.steady import Steady
 from tools.commands.options import SimulateOptions
 from tools.commands.outputs import check_plot, check_writable, new_figure, save_figure
-from tools.commands.threshold import MOST_LIVE
+from tools.commands.threshold import MOST_LIVE, coarse_grid
 from tools.config_errors import explain
 from tools.errors import UserError
 from tools.simulator.config import SimulationConfig
@@ -46,12 +47,17 @@ _FLAGS = {
 
 @dataclass(frozen=True)
 class _Row:
-    """One run. markov: T(B) in tokens/s, None where the model doesn't cover it."""
+    """One run. markov: what the Markov model says of it, None where it doesn't cover it."""
 
     name: str
     threshold: tuple[int, ...] | None
     result: SimulationResult
-    markov: float | None
+    markov: Steady | None
+
+    @property
+    def predicted(self) -> float | None:
+        """T(B), tokens/s."""
+        return None if self.markov is None else self.markov.throughput
 
     def json(self) -> dict[str, Any]:
         result = self.result
@@ -60,7 +66,7 @@ class _Row:
             "threshold": self.threshold,
             "throughput": result.throughput,
             "half_width_95": result.half_width,
-            "markov": self.markov,
+            "markov": self.predicted,
             "request_speed": result.request_speed,
             "latency_s": None if math.isnan(result.latency_s) else result.latency_s,
             "finished": result.finished,
@@ -109,14 +115,27 @@ def simulate(
                 raise UserError(f"--trace: {trace}: can't be written: {error.strerror}") from error
     if plot is not None:
         _plot(plot, profile, options, rows)
+    notes = _notes(profile, options, rows)
     if as_json:
-        print(json.dumps({"models": profile.models, "load": _load(options), "runs": [r.json() for r in rows]}))
+        runs_json = [row.json() for row in rows]
+        print(json.dumps({"models": profile.models, "load": _load(options), "notes": notes, "runs": runs_json}))
         return
     console.print(_table(profile, options, rows))
-    if (options.prompt_tokens or not options.resume) and not any(latency.token_ms for latency in profile.latency):
-        console.print("no model of the profile has a token_ms: here prefill, of prompts and without resume, is free")
+    for note in notes:
+        console.print(note, markup=False, soft_wrap=True)
     if trace is not None:
         console.print(f"trace of {rows[-1].name}: {trace} (open it in https://ui.perfetto.dev)", markup=False)
+
+
+def _notes(profile: Profile, options: SimulateOptions, rows: Sequence[_Row]) -> list[str]:
+    """What one has to know of the numbers."""
+    free = [name for name, latency in zip(profile.models, profile.latency, strict=True) if not latency.token_ms]
+    notes = []
+    if free and (options.prompt_tokens or not options.resume):
+        have = "has" if len(free) == 1 else "have"
+        notes.append(f"{' and '.join(free)} {have} no token_ms: there prefill, of prompts and without resume, is free")
+    coarse = [note for row in rows if row.markov is not None and (note := coarse_grid(row.markov))]
+    return notes + coarse[:1]  # the grid is the same for all
 
 
 def _check(options: SimulateOptions) -> None:
@@ -125,6 +144,8 @@ def _check(options: SimulateOptions) -> None:
         raise UserError(f"--policy: got {options.policy!r}; allowed: {', '.join(POLICIES)}")
     if options.threshold and options.policy not in ("all", "async"):
         raise UserError(f"--threshold: has no meaning with --policy {options.policy}; allowed with async and all")
+    if options.max_wait_ms is not None and options.policy not in ("all", "async"):
+        raise UserError(f"--max-wait-ms: has no meaning with --policy {options.policy}; allowed with async and all")
     if options.concurrency is not None and options.rate is not None:
         raise UserError(
             f"--rate: {options.rate} given beside --concurrency {options.concurrency}; allowed: one of them"
@@ -190,15 +211,15 @@ def _live(options: SimulateOptions) -> int | None:
     return min(options.concurrency, options.max_live or options.concurrency)
 
 
-def _markov(profile: Profile, options: SimulateOptions, threshold: tuple[int, ...] | None) -> float | None:
-    """T(B) for N requests that never end; prefill, the cap on a wait and barriers are not in the model."""
+def _markov(profile: Profile, options: SimulateOptions, threshold: tuple[int, ...] | None) -> Steady | None:
+    """The steady state of N requests that never end; prefill, the cap on a wait and barriers are not in the model."""
     live = _live(options)
     if threshold is None or live is None or options.max_wait_ms is not None or options.tokens is not None:
         return None
     if options.prompt_tokens or not options.resume:
         return None
     try:
-        return evaluate(profile, live, threshold).throughput if live <= MOST_LIVE else None
+        return evaluate(profile, live, threshold) if live <= MOST_LIVE else None
     except ValueError:  # it has no such grid, or not so many models
         return None
 
@@ -253,7 +274,7 @@ def _table(profile: Profile, options: SimulateOptions, rows: Sequence[_Row]) -> 
     for column in ("policy", "B", "tokens/s", "Markov", "each", "model", "batch", "wait ms", "busy"):
         table.add_column(column, justify="left" if column in ("policy", "B", "model") else "right")
     for row in rows:
-        result, markov = row.result, row.markov
+        result, markov = row.result, row.predicted
         table.add_row(
             row.name,
             "-" if row.threshold is None else ",".join(map(str, row.threshold)),
@@ -275,7 +296,7 @@ def _plot(path: Path, profile: Profile, options: SimulateOptions, rows: Sequence
     axes = figure.add_subplot()
     names = [r.name if r.threshold is None else f"{r.name}, B = {','.join(map(str, r.threshold))}" for r in rows]
     axes.barh(names, [r.result.throughput for r in rows], xerr=[r.result.half_width for r in rows], color="#76b900")
-    known = [(name, r.markov) for name, r in zip(names, rows, strict=True) if r.markov is not None]
+    known = [(name, r.predicted) for name, r in zip(names, rows, strict=True) if r.predicted is not None]
     axes.plot([t for _, t in known], [n for n, _ in known], "k|", markersize=18, label="Markov model T(B)")
     if known:
         figure.legend(loc="outside lower right")

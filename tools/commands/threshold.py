@@ -14,15 +14,17 @@ from rich.table import Table
 from python_backends.token_router.threshold.exact import TooLarge
 from python_backends.token_router.threshold.profile import Profile
 from python_backends.token_router.threshold.solve import Choice, Estimate, Solution, solve
+from python_backends.token_router.threshold.steady import Steady
 from tools.commands.options import ThresholdOptions
 from tools.commands.outputs import check_plot, new_figure, save_figure
 from tools.errors import UserError
 
-__all__ = ["MOST_LIVE", "threshold"]
+__all__ = ["MOST_LIVE", "coarse_grid", "threshold"]
 
 MOST_LIVE = 1024
 _ROWS = 12  # of the table, when there are many B; --json has all
 _LEAST_DELTA_MS = 1e-6  # a nanosecond, the simulator's grid
+_MOST_ROUNDING = 0.01  # of a step time; more is said
 
 
 def threshold(profile: Profile, options: ThresholdOptions, *, as_json: bool = False, plot: Path | None = None) -> None:
@@ -58,14 +60,24 @@ def _check(profile: Profile, options: ThresholdOptions) -> None:
     if len(set(options.concurrency)) < len(options.concurrency):
         raise UserError(f"--concurrency: got {list(options.concurrency)}; must be different numbers")
     shortest = min(min(latency.batch_ms.values()) for latency in profile.latency)
-    if not _LEAST_DELTA_MS <= options.delta_ms <= max(shortest, _LEAST_DELTA_MS):
+    delta_ms = options.delta_ms
+    if delta_ms is not None and not _LEAST_DELTA_MS <= delta_ms <= max(shortest, _LEAST_DELTA_MS):
         raise UserError(
-            f"--delta-ms: got {options.delta_ms:g}; must be from {_LEAST_DELTA_MS:g} to the shortest step, {shortest:g}"
+            f"--delta-ms: got {delta_ms:g}; must be from {_LEAST_DELTA_MS:g} to the shortest step, {shortest:g}"
         )
     if options.method not in get_args(Choice):
         raise UserError(f"--method: got {options.method!r}; allowed: {', '.join(get_args(Choice))}")
     if options.seed < 0:
         raise UserError(f"--seed: got {options.seed}; must be 0 or more")
+
+
+def coarse_grid(steady: Steady) -> str | None:
+    """What the grid does to step times, where that is so much that T(B) may be wrong by as much."""
+    if steady.rounding <= _MOST_ROUNDING:
+        return None
+    return (
+        f"the grid of {steady.delta_ms:g} ms changes a step time by up to {steady.rounding:.1%}: T(B) may be as far off"
+    )
 
 
 def _name(b: Sequence[int]) -> str:
@@ -77,6 +89,7 @@ def _json(solution: Solution) -> dict[str, Any]:
     estimates = {_name(b): e for b, e in solution.throughput.items()}
     return {
         "concurrency": solution.live,
+        "warning": coarse_grid(steady),
         "best": list(solution.best),
         "throughput": {b: e.throughput for b, e in estimates.items()},
         "error": {b: e.error for b, e in estimates.items()},
@@ -91,6 +104,7 @@ def _json(solution: Solution) -> dict[str, Any]:
             "method": steady.method,
             "states": steady.states,
             "delta_ms": steady.delta_ms,
+            "rounding": steady.rounding,
             "phase_distance": steady.phase_distance,
         },
     }
@@ -124,6 +138,8 @@ def _print(console: Console, profile: Profile, solution: Solution) -> None:
             f" busy {steady.utilisation[i]:.0%}",
             markup=False,
         )
+    if warning := coarse_grid(steady):
+        console.print(f"  {warning}", soft_wrap=True)
     if steady.phase_distance > 0:
         console.print(f"  run lengths fitted by phases to a total variation of {steady.phase_distance:.2g}")
 

@@ -141,6 +141,7 @@ class Chain:
                 method="exact",
                 states=int(states[i]),
                 delta_ms=net.delta_ms,
+                rounding=net.rounding,
                 phase_distance=net.phase_distance,
             )
             for i, b in enumerate(self.thresholds)

@@ -35,6 +35,9 @@ MAX_PHASES = 64
 MAX_MODELS = 8  # the work grows with 3 to the power of it
 _LONGEST = 1 << 40  # of a step, in units of the grid
 
+_GRIDS_MS = tuple(1 / (n * 10.0**k) for k in range(6) for n in (10, 20, 50))  # 0.1, 0.05, 0.02, ... 2e-7
+_ROUNDING = 0.005  # of a step time, at most
+
 _SQUARINGS = 40
 
 Floats = NDArray[np.float64]
@@ -98,6 +101,7 @@ class Network:
     base_ms: (M, N + 1), a step's length by its number of sessions, with one token each.
     extra_ms: (C,), what a session of the class adds for the suffix beyond its first token, on average.
     slowdown: (2^M, M), the factor on model i's step while the models of the bit mask are busy.
+    rounding: the largest relative change of a step time by the grid.
     phase_distance: the largest total variation between a run-length distribution given and its phases.
     """
 
@@ -111,14 +115,18 @@ class Network:
     base_ms: Floats
     extra_ms: Floats
     slowdown: Floats
+    rounding: float
     phase_distance: float
 
     @classmethod
-    def of(cls, profile: Profile, live: int, delta_ms: float) -> Network:
-        """Raises ValueError when live or delta_ms is out of range, or there are too many models."""
+    def of(cls, profile: Profile, live: int, delta_ms: float | None = None) -> Network:
+        """delta_ms: None = the coarsest of 0.1, 0.05, 0.02, ... ms that changes no step time by more than 0.5 %.
+
+        Raises ValueError when live or delta_ms is out of range, or there are too many models.
+        """
         if live < 1:
             raise ValueError(f"live: {live} must be 1 or more")
-        if not (delta_ms > 0 and math.isfinite(delta_ms)):
+        if delta_ms is not None and not (delta_ms > 0 and math.isfinite(delta_ms)):
             raise ValueError(f"delta_ms: {delta_ms} must be more than 0")
         models = len(profile.models)
         if models > MAX_MODELS:
@@ -131,10 +139,13 @@ class Network:
         entry = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64)
         model_of = np.repeat(np.arange(models), sizes)
         routing, tokens = _routing(profile, phases, entry)
-        base = [[lat.ms(b) for b in range(live + 1)] for lat in profile.latency]
+        base_ms = np.array([[lat.ms(b) for b in range(live + 1)] for lat in profile.latency])
         token_ms = np.array([lat.token_ms for lat in profile.latency])
         extra_ms = _extra_tokens(routing, tokens, model_of) * token_ms[model_of]
-        longest_ms = max(map(max, base)) + live * float(extra_ms.max())
+        longest_ms = float(base_ms.max()) + live * float(extra_ms.max())
+        steps = _steps_of(base_ms, extra_ms, model_of)
+        if delta_ms is None:
+            delta_ms = _grid_for(steps, longest_ms)
         if longest_ms / delta_ms > _LONGEST:
             raise ValueError(f"delta_ms: {delta_ms:g} is too fine a grid for a step of {longest_ms:g} ms")
         return cls(
@@ -145,7 +156,7 @@ class Network:
             entry=entry,
             routing=routing,
             tokens=tokens,
-            base_ms=np.array(base),
+            base_ms=base_ms,
             extra_ms=extra_ms,
             slowdown=np.array(
                 [
@@ -156,6 +167,7 @@ class Network:
                     for mask in range(1 << models)
                 ]
             ),
+            rounding=_rounding(steps, delta_ms),
             phase_distance=max(x.distance for x in phases),
         )
 
@@ -193,6 +205,37 @@ class Network:
         extra = np.zeros(self.models)
         np.maximum.at(extra, self.model_of, self.extra_ms)
         return int(np.rint((self.base_ms.max(axis=1) + extra * self.live).max() / self.delta_ms)) + 1
+
+
+def _steps_of(base_ms: Floats, extra_ms: Floats, model_of: Ints) -> list[tuple[Floats, bool]]:
+    """Each model's step times by the batch, 1 to N, and whether there are no others: where classes bring suffixes of
+    different lengths, they are the shortest."""
+    batch = np.arange(1, base_ms.shape[1])
+    found = []
+    for i, base in enumerate(base_ms[:, 1:]):
+        extra = extra_ms[model_of == i]
+        found.append((base + batch * extra.min(), bool(extra.min() == extra.max())))
+    return found
+
+
+def _rounding(steps: list[tuple[Floats, bool]], delta_ms: float) -> float:
+    """The largest relative change of a step time by the grid; the most that it can be where not all are known."""
+    worst = 0.0
+    for ms, all_of_them in steps:
+        off = np.abs(np.maximum(1, np.rint(ms / delta_ms)) * delta_ms - ms)
+        if not all_of_them:
+            off = np.maximum(off, delta_ms / 2)
+        worst = max(worst, float((off / ms).max()))
+    return worst
+
+
+def _grid_for(steps: list[tuple[Floats, bool]], longest_ms: float) -> float:
+    """The coarsest grid that is fine enough; the finest that the longest step allows where none is. It may be as fine
+    as it likes: that makes more states, but the search for the exact chain gives up at a number of transitions."""
+    possible = [delta_ms for delta_ms in _GRIDS_MS if longest_ms / delta_ms <= _LONGEST]
+    if not possible:
+        return _GRIDS_MS[0]
+    return next((delta_ms for delta_ms in possible if _rounding(steps, delta_ms) <= _ROUNDING), possible[-1])
 
 
 def _routing(profile: Profile, phases: list[Phases], entry: Ints) -> tuple[Floats, Floats]:

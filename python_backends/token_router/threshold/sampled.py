@@ -207,6 +207,7 @@ class Walk:
             method="sampled",
             states=self.walked * self.lanes,
             delta_ms=self._net.delta_ms,
+            rounding=self._net.rounding,
             phase_distance=self._net.phase_distance,
         )
 

@@ -72,14 +72,15 @@ def evaluate(
     live: int,
     thresholds: Sequence[int],
     *,
-    delta_ms: float = 0.1,
+    delta_ms: float | None = None,
     method: Choice = "auto",
     seed: int = 0,
 ) -> Steady:
     """The steady state of one B.
 
-    method "auto": exact where that takes a second or less, else sampled to about 0.05 % of T. Raises ValueError
-    when an argument is out of range or B not feasible, TooLarge when "exact" is asked for and hopeless.
+    delta_ms: the grid of step times; None = as fine as they need (`Network.of`). method "auto": exact where that
+    takes a second or less, else sampled to about 0.05 % of T. Raises ValueError when an argument is out of range or B
+    not feasible, TooLarge when "exact" is asked for and hopeless.
     """
     _check_method(method)
     b = check_thresholds(thresholds, len(profile.models), live)
@@ -97,12 +98,13 @@ def solve(
     profile: Profile,
     live: int,
     *,
-    delta_ms: float = 0.1,
+    delta_ms: float | None = None,
     method: Choice = "auto",
     seed: int = 0,
     candidates: Sequence[Sequence[int]] | None = None,
 ) -> Solution:
-    """B* for `live` requests, of `candidates` (every feasible B when None). The same for the same seed.
+    """B* for `live` requests, of `candidates` (every feasible B when None). The same for the same seed. delta_ms: the
+    grid of step times; None = as fine as they need (`Network.of`).
 
     Of two B whose T can't be told apart, the one with the smaller sum wins: it delays less. Raises ValueError when
     an argument is out of range or a candidate not feasible, TooLarge when "exact" is asked for and hopeless.

@@ -20,6 +20,7 @@ class Steady:
     utilisation: share of the time that the model computes. steps_s: steps/s.
     method: "exact" = the stationary distribution of the whole chain; "sampled" = a random walk of the same chain.
     states: of the chain when exact, else transitions walked. delta_ms: the grid of the step lengths.
+    rounding: the largest relative change of a step length by that grid.
     phase_distance: the largest total variation between a run-length distribution given and the phases used for it.
     """
 
@@ -34,4 +35,5 @@ class Steady:
     method: Method
     states: int
     delta_ms: float
+    rounding: float
     phase_distance: float

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from python_backends.token_router.threshold.profile import StepLatency
 from tests.unit.simulator.profiles import r2r
 from tools.cli import main
 from tools.commands.profile_options import ProfileOptions, load_profile
@@ -95,13 +96,49 @@ def test_a_profile_that_makes_no_tokens(monkeypatch: pytest.MonkeyPatch, capsys:
     assert "0.0" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("options", "free"), [((), False), (("--no-resume",), True), (("--prompt-tokens", "9"), True)])
+@pytest.mark.parametrize("options", [(), ("--no-resume",), ("--prompt-tokens", "9")])
+@pytest.mark.parametrize(
+    ("token_ms", "free"),
+    [((0, 0), "slm and llm have"), ((0, 0.2), "slm has"), ((0.2, 0), "llm has"), ((0.1, 0.2), None)],
+)
 def test_that_prefill_costs_nothing_is_said(
-    options: tuple[str, ...], free: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    token_ms: tuple[float, float],
+    free: str | None,
+    options: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "120")
-    assert simulate(monkeypatch, *SHORT, "--policy", "step_sync", *options) == 0
-    assert ("prefill, of prompts and without resume, is free" in capsys.readouterr().out) is free
+    path = tmp_path / "profile.json"
+    latency = [StepLatency(batch_ms={1: ms}, token_ms=t) for ms, t in zip((6.0, 27.9), token_ms, strict=True)]
+    path.write_text(r2r(0.35, latency=latency).model_dump_json())
+    arguments = (str(path), "--duration", "2", "--policy", "step_sync", *options)
+    said = f"{free} no token_ms: there prefill, of prompts and without resume, is free"
+    wanted = [said] if free and options else []
+    assert as_json(monkeypatch, capsys, *arguments)["notes"] == wanted
+    assert simulate(monkeypatch, *arguments) == 0
+    out = capsys.readouterr().out
+    assert [line for line in out.splitlines() if "prefill" in line] == wanted
+
+
+def test_short_steps_have_a_markov_value_that_is_right(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    short = ("--algorithm", "r2r", "--p", "0.35", "--latency-ms", "0.14", "0.9", "--duration", "5")
+    result = as_json(monkeypatch, capsys, *short, "--policy", "async")
+    (delayed,) = result["runs"]
+    assert delayed["threshold"] == [1, 3]  # the Markov model's best
+    assert delayed["markov"] == pytest.approx(delayed["throughput"], rel=0.02)
+    assert result["notes"] == []
+
+
+def test_a_grid_that_can_be_no_finer_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    far_apart = ("--algorithm", "r2r", "--p", "0", "--latency-ms", "1.5e-4", "3e8", "--duration", "0.002")
+    notes = as_json(monkeypatch, capsys, *far_apart, "--policy", "async", "--threshold", "1", "2")["notes"]
+    assert len(notes) == 1
+    assert notes[0].startswith("the grid of 0.0005 ms changes a step time by up to 233.3%: T(B)")
 
 
 def test_a_profiles_file(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -130,6 +167,14 @@ def test_a_profiles_file(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         (
             (*R2R, "--policy", "step_sync", "--threshold", "1", "1"),
             "--threshold: has no meaning with --policy step_sync",
+        ),
+        (
+            (*R2R, "--policy", "step_sync", "--max-wait-ms", "1"),
+            "--max-wait-ms: has no meaning with --policy step_sync",
+        ),
+        (
+            (*R2R, "--policy", "model_sync", "--max-wait-ms", "1"),
+            "--max-wait-ms: has no meaning with --policy model_sync; allowed with async and all",
         ),
         ((*R2R, "--threshold", "3"), "--threshold: got [3]; must be 2 numbers of 1 or more"),
         ((*R2R, "--threshold", "3", "3"), "--threshold: [3, 3] must be from 1 to N = 4 each, and the sum of (B - 1)"),

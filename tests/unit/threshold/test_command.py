@@ -93,6 +93,26 @@ def test_an_ensemble_of_three() -> None:
     assert out["best"] == [1, 1, 1]
 
 
+def test_a_grid_that_changes_step_times_by_more_than_a_percent_is_told() -> None:
+    short = "--algorithm r2r --p 0.35 --latency-ms 2.5 12.44"
+    warning = "the grid of 2 ms changes a step time by up to 20.0%: T(B) may be as far off"
+    assert f"  {warning}\n" in run(*f"{short} --delta-ms 2".split())
+    out = run_json(f"{short} --delta-ms 2 --json")
+    assert (out["warning"], out["steady"]["rounding"]) == (warning, pytest.approx(0.2))
+    assert "the grid" not in run(*short.split())
+    out = run_json(f"{short} --json")
+    assert (out["warning"], out["steady"]["rounding"]) == (None, pytest.approx(0.04 / 12.44))
+
+
+def test_the_grid_follows_the_step_times_unless_it_is_given() -> None:
+    short = "--algorithm r2r --p 0.35 --latency-ms 0.14 0.9 --json"
+    out = run_json(short)
+    assert (out["best"], out["steady"]["delta_ms"]) == ([1, 3], 0.02)
+    assert out["throughput"]["1,3"] == pytest.approx(7204.0, abs=0.1)
+    out = run_json(f"{short} --delta-ms 0.1")
+    assert (out["best"], out["steady"]["delta_ms"]) == ([1, 4], 0.1)
+
+
 def test_a_plot(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the extra 'perf'")
     file = tmp_path / "t.png"

@@ -98,6 +98,51 @@ def test_steps_are_rounded_to_the_grid_and_never_take_no_time() -> None:
 
 
 @pytest.mark.parametrize(
+    ("steps", "delta_ms"),
+    [
+        ((6.0, 27.9), 0.1),  # the paper's
+        ((2.0, 12.0), 0.1),
+        ((2.5, 12.44), 0.1),  # 12.4: 0.3 %
+        ((6.04, 27.9), 0.05),
+        ((2.03, 11.97), 0.02),
+        ((0.14, 0.9), 0.02),
+        ((0.2, 90.0), 0.1),
+        ((0.213, 90.04), 0.002),
+        ((StepLatency(batch_ms={1: 6.0, 2: 6.06}), 27.9), 0.05),
+    ],
+)
+def test_the_grid_is_as_fine_as_the_step_times_need(steps: tuple[StepLatency | float, ...], delta_ms: float) -> None:
+    net = Network.of(profile(r2r(0.35), *steps), 4)
+    assert net.delta_ms == delta_ms
+    assert net.rounding <= 0.005
+
+
+def test_the_grid_follows_what_suffixes_add() -> None:
+    step = StepLatency(batch_ms={1: 2.0}, token_ms=0.15)
+    assert Network.of(profile(r2r(0.35), 2.0, 12.0), 1).delta_ms == 0.1
+    one = Network.of(STITCH.model_copy(update={"latency": [step, StepLatency.constant(12.0)]}), 1)
+    assert one.extra_ms[0] == pytest.approx(0.03)
+    assert one.delta_ms == 0.02
+    assert one.rounding == pytest.approx(0.01 / 2.03)
+    # Two phases bring suffixes of different lengths: any step time may be off by half of the grid.
+    two = PAPER.model_copy(update={"latency": [StepLatency.constant(6.0), step], "run_lengths": [None, [0, 1]]})
+    assert Network.of(two, 4).delta_ms == 0.02
+    assert Network.of(two, 4).rounding == pytest.approx(0.005)
+
+
+def test_a_grid_that_is_given_stays_and_what_it_rounds_is_known() -> None:
+    net = Network.of(profile(r2r(0.35), 2.5, 12.44), 4, 2.0)
+    assert net.delta_ms == 2.0
+    assert net.rounding == pytest.approx(0.2)
+
+
+def test_a_long_step_bounds_how_fine_the_grid_is() -> None:
+    net = Network.of(profile(r2r(0.35), 1.5e-6, 1e6), 4)
+    assert net.delta_ms == 1e-6
+    assert net.rounding == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize(
     ("thresholds", "live", "says"),
     [
         ((1,), 4, r"thresholds: \[1\] has 1 numbers; must be one for each of 2 models"),

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from python_backends.token_router.threshold.controller import Question
 from python_backends.token_router.threshold.exact import TooLarge
 from python_backends.token_router.threshold.forms import me, r2r, single
 from python_backends.token_router.threshold.network import Network
@@ -22,6 +23,7 @@ from python_backends.token_router.threshold.solve import (
     feasible_thresholds,
     solve,
 )
+from python_backends.token_router.threshold.worker import answer
 from tests.unit.threshold.cases import ME, PAPER, STITCH, profile
 
 
@@ -106,6 +108,23 @@ def test_64_requests_and_three_models_are_soon_solved(
     assert found.best == best
     assert found.steady.throughput == pytest.approx(throughput, rel=0.002)
     assert took_s < within_s
+
+
+def test_short_steps_have_a_grid_that_is_fine_enough() -> None:
+    short = profile(r2r(0.35), 0.14, 0.9)
+    found = solve(short, 4)
+    assert (found.best, found.steady.delta_ms) == ((1, 3), 0.02)
+    assert found.steady.throughput == pytest.approx(solve(short, 4, delta_ms=0.001).steady.throughput)
+    assert evaluate(short, 4, (1, 3)).throughput == pytest.approx(found.steady.throughput)
+    assert evaluate(short, 4, (1, 3), method="sampled").rounding < 0.005
+    coarse = solve(short, 4, delta_ms=0.1)
+    assert (coarse.best, coarse.steady.delta_ms) == ((1, 4), 0.1)
+    assert coarse.steady.rounding == pytest.approx(0.04 / 0.14)
+
+
+def test_the_controllers_answer_has_that_grid_too() -> None:
+    found = answer(Question(4, profile(r2r(0.35), 0.14, 0.9), (1, 1)))
+    assert (found.best, found.throughput[1, 3]) == ((1, 3), pytest.approx(7204.0, abs=0.1))
 
 
 def test_of_equal_b_the_smallest_wins() -> None:

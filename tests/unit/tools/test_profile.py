@@ -9,12 +9,15 @@ import random
 import subprocess
 import sys
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc  # type: ignore[import-untyped]
 import pytest
 from rich.console import Console
+from rich.progress import Progress, TaskID
 
 from python_backends.token_router.delayed_batching import Thresholds, feasible
 from python_backends.token_router.threshold.profile import Profile, StepLatency
@@ -152,6 +155,33 @@ def test_what_a_server_counted_before_the_load_is_left_out() -> None:
         "steps": [100, 1],
         "sessions": [0, 0],
     }
+
+
+@pytest.mark.parametrize(
+    ("server", "said"),
+    [
+        (None, ["1 request, in turns", "2 requests, side by side"]),
+        ("auto", ["1 request, with the server's own B", "2 requests, with the server's own B"]),
+    ],
+)
+def test_the_progress_says_whose_b_it_is(
+    server: str | None, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    described: list[str] = []
+
+    class Told(Progress):
+        def update(self, task_id: TaskID, *args: Any, description: str | None = None, **more: Any) -> None:
+            described.append((description or "").strip())
+
+    module = "tools.commands.profile"
+    clock = iter(range(1000))
+    monkeypatch.setattr(f"{module}.Progress", Told)
+    monkeypatch.setattr(f"{module}.time", SimpleNamespace(monotonic=lambda: next(clock), sleep=lambda _: None))
+    monkeypatch.setattr(f"{module}._serving", lambda *_: nullcontext((Control(counts(), counts()), "")))
+    monkeypatch.setattr(f"{module}.ClosedLoop", lambda *_: nullcontext(SimpleNamespace(check=lambda: None)))
+    with pytest.raises(UserError, match="too little traffic"):  # what it says then is another test's
+        profile("paced", tmp_path / "p.json", MeasureOptions(server=server, concurrency=[1], seconds=1))
+    assert described == said
 
 
 @pytest.mark.parametrize(
