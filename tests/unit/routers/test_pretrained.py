@@ -46,5 +46,6 @@ def test_its_report_lies_beside_it_and_is_of_this_file(path: Path) -> None:
     header = json.loads(read_header(path).model_dump_json())
     report = json.loads(path.with_suffix(".json").read_text())
     assert {key: report.get(key) for key in header} == header
+    assert report["data"]["epochs_run"] == [len(losses) - 1 for losses in report["held_out_loss"]]
     assert f"]({path.stem}.png)" in path.with_suffix(".md").read_text()
     assert path.with_suffix(".png").is_file()
